@@ -1,0 +1,296 @@
+"""Submits requests and reads their events: in order, without holes, each token once, one terminal event last.
+
+Serves the API and any program that speaks token ids. What pub/sub loses is read back from the token log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple, cast
+
+from redis.asyncio import Redis
+
+from broker import keys
+from broker.connection import connect, translated
+from broker.errors import BrokerUnavailableError
+from broker.registry import Registry
+from broker.replies import Inbox, ReplyHub
+from broker.scripts import DEFAULT_BOUNDS, Bounds, CancelOutcome, Registration, Scripts, Submission
+from broker.wire import (
+    TERMINAL,
+    WIRE_VERSION,
+    Cause,
+    Event,
+    Failed,
+    Finished,
+    Logprob,
+    Request,
+    Ticket,
+    Tokens,
+    decode_events,
+    decode_logprob,
+    new_id,
+    seed_of,
+    unpack_tokens,
+)
+
+logger = logging.getLogger(__name__)
+
+SILENCE_S = 5.0
+"""A live request that hears nothing for so long reads its state."""
+BEAT_S = 1.0
+
+
+class Progression(NamedTuple):
+    """State and log of a request from some position on, read together."""
+
+    status: str | None
+    """None: Redis knows no such request."""
+    end: Finished | Failed | None
+    tokens: bytes
+    logprobs: Sequence[Logprob]
+
+
+class Client:
+    """One per process: a command client, a reply subscription and a heartbeat under one incarnation id."""
+
+    def __init__(self, commands: Redis, subscriber: Redis, *, bounds: Bounds, silence_s: float) -> None:
+        self.id = new_id("api")
+        self.commands = commands
+        self.scripts = Scripts(commands)
+        self.registry = Registry(commands)
+        self._subscriber = subscriber
+        self._bounds = bounds
+        self._silence_s = silence_s
+        self._hub = ReplyHub(subscriber, keys.reply(self.id), on_restored=self._cancel_orphans)
+        self._orphans: set[str] = set()
+        self._heart: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(cls, url: str, *, bounds: Bounds = DEFAULT_BOUNDS, silence_s: float = SILENCE_S) -> Client:
+        """Connect, subscribe and register.
+
+        Raises:
+            BrokerUnavailableError: Redis does not answer.
+        """
+        return await cls.over(connect(url), connect(url, blocking=True), bounds=bounds, silence_s=silence_s)
+
+    @classmethod
+    async def over(
+        cls, commands: Redis, subscriber: Redis, *, bounds: Bounds = DEFAULT_BOUNDS, silence_s: float = SILENCE_S
+    ) -> Client:
+        """Like `open`, over clients that exist; they are closed with it."""
+        client = cls(commands, subscriber, bounds=bounds, silence_s=silence_s)
+        try:
+            await client._register()
+            await client._hub.start()
+        except TimeoutError as error:
+            await client._close_connections()
+            raise BrokerUnavailableError("Redis did not confirm the reply subscription") from error
+        except BaseException:
+            await client._close_connections()
+            raise
+        client._heart = asyncio.create_task(client._beat_for_ever(), name="api-heartbeat")
+        return client
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the reply subscription stands."""
+        return self._hub.is_connected
+
+    @property
+    def open_requests(self) -> int:
+        return self._hub.open_inboxes
+
+    async def close(self) -> None:
+        """Stop listening and go off the registry; requests in flight run on."""
+        if self._heart is not None:
+            self._heart.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._heart
+        await self._hub.close()
+        with contextlib.suppress(BrokerUnavailableError):
+            await self.scripts.retire(self.id)
+        await self._close_connections()
+
+    async def submit(
+        self,
+        request: Request,
+        ticket: Ticket,
+        *,
+        seed: int | None = None,
+        timeout_ms: int = 3_600_000,
+        retain_ms: int = 600_000,
+    ) -> Handle:
+        """Accept a request and listen to it; the same request twice is accepted once.
+
+        Raises:
+            RefusedError: a bound is reached, or the id is taken by another request.
+            BrokerUnavailableError: Redis cannot take it now.
+        """
+        seed = seed_of(request.id) if seed is None else seed
+        submission = Submission(request, ticket, seed, keys.reply(self.id), timeout_ms, retain_ms)
+        inbox = self._hub.open(request.id)
+        try:
+            await self.scripts.accept(submission, self._bounds)
+        except BaseException as error:
+            self._hub.drop(request.id)
+            if isinstance(error, BrokerUnavailableError | asyncio.CancelledError):
+                self._orphans.add(request.id)  # it may have been accepted all the same
+            raise
+        return Handle(self, request.id, inbox, has_logprobs=request.top_logprobs is not None)
+
+    async def cancel(self, request_id: str, cause: Cause) -> CancelOutcome:
+        """Ask for the end of a request; the first cause is the one recorded."""
+        return await self.scripts.cancel(request_id, cause)
+
+    async def read(self, request_id: str, position: int = 0) -> Progression:
+        """State, and log from `position` on, in one transaction."""
+        with translated():
+            pipe = self.commands.pipeline(transaction=True)
+            pipe.hmget(keys.state(request_id), "status", "end")
+            pipe.getrange(keys.log(request_id), position * 4, -1)
+            pipe.lrange(keys.logprobs(request_id), position, -1)
+            (status, end), tokens, logprobs = await pipe.execute()
+        return Progression(
+            status=None if status is None else status.decode(),
+            end=None if end is None else cast("Finished | Failed", decode_events(end)[0]),
+            tokens=tokens,
+            logprobs=[decode_logprob(blob) for blob in logprobs],
+        )
+
+    def forget(self, request_id: str) -> None:
+        """Stop listening to a request."""
+        self._hub.drop(request_id)
+
+    async def abandon(self, request_id: str, cause: Cause) -> None:
+        """Cancel and forget; if Redis is away, the cancellation is sent when it is back."""
+        self.forget(request_id)
+        try:
+            await self.cancel(request_id, cause)
+        except BrokerUnavailableError:
+            self._orphans.add(request_id)
+
+    async def _cancel_orphans(self) -> None:
+        for request_id in list(self._orphans):
+            with contextlib.suppress(BrokerUnavailableError):
+                await self.cancel(request_id, "listener")
+                self._orphans.discard(request_id)
+
+    async def _register(self) -> None:
+        fields: dict[str, str | int | bytes] = {"kind": "api", "host": socket.gethostname()}
+        fields |= {"pid": os.getpid(), "wire": WIRE_VERSION}
+        await self.scripts.register(Registration(self.id, fields))
+
+    async def _beat_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            try:
+                if not await self.scripts.beat(self.id, {"open": self.open_requests}):
+                    logger.warning("this process was declared dead; it registers anew", extra={"api": self.id})
+                    await self.scripts.retire(self.id)
+                    await self._register()
+                if self._orphans and self.is_connected:
+                    await self._cancel_orphans()
+            except BrokerUnavailableError as error:
+                logger.debug("heartbeat not sent: %s", error)
+
+    async def _close_connections(self) -> None:
+        await self._hub.close()
+        await self.commands.aclose()
+        await self._subscriber.aclose()
+
+
+class Handle:
+    """One submitted request, for one reader."""
+
+    def __init__(self, client: Client, request_id: str, inbox: Inbox, *, has_logprobs: bool) -> None:
+        self.request_id = request_id
+        self._client = client
+        self._inbox = inbox
+        self._has_logprobs = has_logprobs
+        self._seen = bytearray()
+        """Packed tokens handed to the reader so far."""
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Tokens, progress, and exactly one `Finished` or `Failed` last.
+
+        Survives lost messages, reconnects and a Redis that is away; ends with `Failed` when Redis no longer knows
+        the request, or holds other tokens than were handed out.
+        """
+        while True:
+            event = await self._inbox.get(self._client._silence_s)
+            is_over = False
+            async for ready in self._settle(event):
+                yield ready
+                is_over = isinstance(ready, Finished | Failed)
+            if is_over:
+                self._client.forget(self.request_id)
+                return
+
+    async def cancel(self, cause: Cause) -> CancelOutcome:
+        return await self._client.cancel(self.request_id, cause)
+
+    async def abandon(self, cause: Cause = "client") -> None:
+        """The reader has left: cancel wherever the request is, and forget it."""
+        await self._client.abandon(self.request_id, cause)
+
+    @property
+    def _position(self) -> int:
+        return len(self._seen) // 4
+
+    async def _settle(self, event: Event | None) -> AsyncIterator[Event]:
+        """What one event, or the lack of one, means for the reader."""
+        match event:
+            case Tokens() if event.position <= self._position:
+                if (fresh := self._take(event)) is not None:
+                    yield fresh
+            case Finished() if event.length in (-1, self._position) and event.length >= 0:
+                yield event
+            case None | Tokens() | Finished() | Failed():
+                async for ready in self._repair():
+                    yield ready
+            case _:
+                yield event
+
+    def _take(self, event: Tokens) -> Tokens | Failed | None:
+        """The part of an event that is new to the reader; None if there is none."""
+        start = event.position * 4
+        overlap = min(len(self._seen) - start, len(event.tokens))
+        if self._seen[start : start + overlap] != event.tokens[:overlap]:
+            message = "the request was run again after Redis lost its last moments, and went another way"
+            return Failed(self.request_id, "diverged", message)
+        fresh = event.tokens[overlap:]
+        if not fresh:
+            return None
+        logprobs = None if event.logprobs is None else event.logprobs[overlap // 4 :]
+        taken = Tokens(self.request_id, self._position, fresh, logprobs)
+        self._seen += fresh
+        return taken
+
+    async def _repair(self) -> AsyncIterator[Event]:
+        """Read state and log: hand out what was missed, and the end if there is one."""
+        try:
+            found = await self._client.read(self.request_id, self._position)
+        except BrokerUnavailableError:
+            return  # the subscription's return, or the next silence, brings us here again
+        if found.status is None:
+            yield Failed(self.request_id, "lost", "Redis no longer knows this request")
+            return
+        if found.tokens:
+            logprobs = tuple(found.logprobs) if self._has_logprobs else None
+            fresh = self._take(Tokens(self.request_id, self._position, found.tokens, logprobs))
+            if fresh is not None:
+                yield fresh
+        if found.status in TERMINAL:
+            yield found.end or Failed(self.request_id, "lost", "the request ended without a record of how")
+
+
+def tokens_of(event: Tokens) -> tuple[int, ...]:
+    """The token ids an event carries."""
+    return unpack_tokens(event.tokens)

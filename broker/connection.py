@@ -1,0 +1,84 @@
+"""The one door to Redis: how clients are made, which replies they give, and how their failures are translated.
+
+Command clients retry a little, since every script is safe to run twice. Blocking reads and pub/sub need a client
+of their own without a socket time-out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff, NoBackoff
+from redis.exceptions import AuthenticationError, ConnectionError, OutOfMemoryError, RedisError, TimeoutError
+
+from broker.errors import BrokerConfigError, BrokerUnavailableError
+
+CONNECT_TIMEOUT_S = 1.0
+COMMAND_TIMEOUT_S = 5.0
+
+
+def connect(url: str, *, blocking: bool = False) -> Redis:
+    """A client for any redis-py URL, replies as bytes; nothing is sent before its first command.
+
+    Raises:
+        BrokerConfigError: the URL is not one that redis-py reads.
+    """
+    options: dict[str, Any] = {
+        "decode_responses": False,
+        "protocol": 2,
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "socket_timeout": None if blocking else COMMAND_TIMEOUT_S,
+        "retry": Retry(NoBackoff(), 0) if blocking else Retry(ExponentialBackoff(cap=0.1, base=0.02), 3),
+    }
+    if blocking and not url.startswith("unix:"):
+        options["socket_keepalive"] = True  # a peer that vanished must end a read that waits for ever
+    try:
+        return Redis.from_url(url, **options)
+    except ValueError as error:
+        raise BrokerConfigError(f"redis = {url!r}: {error}; allowed: redis://, rediss:// or unix:// URLs") from error
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """Turns what redis-py raises when the server is away, loading or out of memory into `BrokerUnavailableError`."""
+    try:
+        yield
+    except AuthenticationError as error:
+        raise BrokerConfigError(f"Redis refused the password: {error}") from error
+    except (ConnectionError, TimeoutError, OutOfMemoryError, OSError) as error:
+        raise BrokerUnavailableError(f"Redis cannot be used: {error or type(error).__name__}") from error
+    except RedisError as error:
+        if not is_passing(error):
+            raise
+        raise BrokerUnavailableError(f"Redis cannot be used: {error}") from error
+
+
+def is_passing(error: RedisError) -> bool:
+    """Whether a reply's error says that Redis itself cannot work now, rather than that the command was wrong."""
+    text = str(error)
+    words = ("OOM", "LOADING", "MISCONF", "READONLY", "BUSY", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "NOREPLICAS")
+    return any(text.startswith(word) or f" {word} " in text for word in words)
+
+
+async def server_info(client: Redis, section: str) -> Mapping[str, Any]:
+    """One section of INFO."""
+    with translated():
+        return cast("Mapping[str, Any]", await client.info(section))
+
+
+async def check_eviction(client: Redis) -> None:
+    """Refuse a server that may evict keys.
+
+    Raises:
+        BrokerConfigError: the eviction policy is not `noeviction`.
+    """
+    policy = (await server_info(client, "memory")).get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        raise BrokerConfigError(
+            f"maxmemory-policy = {policy}: Redis may evict accepted requests; allowed: noeviction "
+            "(redis-cli CONFIG SET maxmemory-policy noeviction)"
+        )

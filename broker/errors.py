@@ -1,0 +1,81 @@
+"""The errors of the broker room. `code` is stable and crosses the wire; only the API knows HTTP statuses.
+
+BrokerError
+ ├── BrokerUnavailableError   Redis cannot be reached, is loading, or is out of memory
+ ├── BrokerConfigError        Redis is set up in a way that loses data
+ ├── WireError                bytes that this version cannot read
+ ├── RefusedError             ACCEPT said no
+ │    ├── QueueFullError      the queue's bound in requests or tokens is reached
+ │    ├── QuotaError          a limit of this API key is reached
+ │    └── ConflictError       the id or idempotency key is taken by another body
+ ├── UnknownRequestError      no such request, or its record has expired
+ └── UnknownDaemonError       this daemon's record is gone: it was declared dead
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class BrokerError(Exception):
+    """Base of everything the broker room raises on purpose."""
+
+    code: ClassVar[str] = "broker_error"
+
+
+class BrokerUnavailableError(BrokerError):
+    """Redis cannot be reached, is loading, or is out of memory."""
+
+    code = "broker_unavailable"
+
+
+class BrokerConfigError(BrokerError):
+    """Redis is set up in a way that loses data; the message says which setting and what to do."""
+
+    code = "broker_config"
+
+
+class WireError(BrokerError):
+    """Bytes that this version cannot read."""
+
+    code = "wire"
+
+
+class RefusedError(BrokerError):
+    """ACCEPT said no; nothing was written."""
+
+    code = "refused"
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class QueueFullError(RefusedError):
+    """The queue's bound in requests or tokens is reached."""
+
+    code = "queue_full"
+
+
+class QuotaError(RefusedError):
+    """A limit of this API key is reached."""
+
+    code = "rate_limit_exceeded"
+
+
+class ConflictError(RefusedError):
+    """The id or idempotency key is taken by a request with another body."""
+
+    code = "conflict"
+
+
+class UnknownRequestError(BrokerError):
+    """No such request, or its record has expired."""
+
+    code = "unknown_request"
+
+
+class UnknownDaemonError(BrokerError):
+    """This daemon's record is gone: it was declared dead and its rows were handed on."""
+
+    code = "unknown_daemon"

@@ -1,0 +1,103 @@
+"""Every Redis key and channel, built in one place.
+
+All keys share one hash tag, so that every script's keys live on one primary. A key either carries a TTL or its
+pattern is listed in `PERMANENT`.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+TAG = "{mtplx}"
+
+WAIT_INTERACTIVE = f"{TAG}:wait:interactive"
+WAIT_OFFLINE = f"{TAG}:wait:offline"
+WAIT_RETURNED = f"{TAG}:wait:returned"
+"""Handed-back requests of either priority; read first, ordered by ordinal."""
+
+ORDINAL = f"{TAG}:ordinal"
+"""Counter of accepted requests; gives each its place in line."""
+LOAD = f"{TAG}:load"
+"""Hash: requests and tokens accepted and not yet ended, by priority."""
+KEY_ROWS = f"{TAG}:key_rows"
+"""Hash: rows running now, by API key id."""
+ENDED = f"{TAG}:ended"
+"""Hash: requests ended, by `status:cause`."""
+DAEMONS = f"{TAG}:daemons"
+"""Set of the ids of all registered daemons."""
+MODELS = f"{TAG}:models"
+"""Hash: model identity to its `ModelCard`."""
+LAST_SEEN = f"{TAG}:last_seen"
+"""Hash: model identity to the Redis time in ms when a worker last served it."""
+DEAD_LETTERS = f"{TAG}:dead"
+"""Stream of requests given up on and of entries nobody can read; trimmed to a bound."""
+FORMER_LEASE = f"{TAG}:former_lease"
+
+CONTROL = f"{TAG}:control"
+"""Channel: wakes workers to look at cancellations."""
+WAKE = f"{TAG}:wake"
+"""Channel: wakes the former, because something waits or a row became free."""
+
+PERMANENT = (
+    WAIT_INTERACTIVE,
+    WAIT_OFFLINE,
+    WAIT_RETURNED,
+    ORDINAL,
+    LOAD,
+    KEY_ROWS,
+    ENDED,
+    DAEMONS,
+    MODELS,
+    LAST_SEEN,
+    DEAD_LETTERS,
+)
+
+
+def wait(priority: str) -> str:
+    """The waiting stream of a priority, `interactive` or `offline`."""
+    return f"{TAG}:wait:{priority}"
+
+
+def state(request_id: str) -> str:
+    """Hash: everything known about a request."""
+    return f"{TAG}:req:{request_id}"
+
+
+def log(request_id: str) -> str:
+    """String: committed tokens, four bytes each, little endian."""
+    return f"{TAG}:log:{request_id}"
+
+
+def logprobs(request_id: str) -> str:
+    """List: one MessagePack `TokenLogprob` per committed token, where asked for."""
+    return f"{TAG}:lps:{request_id}"
+
+
+def jobs(worker_id: str) -> str:
+    """Stream of jobs for one worker."""
+    return f"{TAG}:jobs:{worker_id}"
+
+
+def rows(worker_id: str) -> str:
+    """Hash: request id to `attempt cost`, the rows a worker owns."""
+    return f"{TAG}:rows:{worker_id}"
+
+
+def daemon(daemon_id: str) -> str:
+    """Hash: one daemon's record with its heartbeat counter; a worker's also has its lane and free rows."""
+    return f"{TAG}:daemon:{daemon_id}"
+
+
+def tokenizer(digest: str) -> str:
+    """Hash: file name to content, for the tokenizer files with this hash."""
+    return f"{TAG}:tokenizer:{digest}"
+
+
+def reply(api_id: str) -> str:
+    """Channel on which one API process incarnation hears of its requests."""
+    return f"{TAG}:reply:{api_id}"
+
+
+def is_permanent(key: str) -> bool:
+    """Whether a key may live without a TTL."""
+    return any(fnmatchcase(key, pattern) for pattern in PERMANENT)

@@ -1,0 +1,69 @@
+-- Shared by every script below it: time, the end of a request, the release of a row, and the two events that
+-- scripts write themselves (MessagePack, see docs/wire.md). A request is named by its three keys.
+
+local function now_ms()
+  local t = redis.call('TIME')
+  return tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
+end
+
+local function pack_str(s)
+  if #s < 32 then return string.char(160 + #s) .. s end
+  if #s < 256 then return string.char(217, #s) .. s end
+  return string.char(218, math.floor(#s / 256), #s % 256) .. s
+end
+
+local function pack_uint(n)
+  if n < 128 then return string.char(n) end
+  local bytes = {206}
+  for shift = 3, 0, -1 do bytes[#bytes + 1] = math.floor(n / 256 ^ shift) % 256 end
+  return string.char(unpack(bytes))
+end
+
+-- [["finished", id, reason, length, -1, cause]]; cause '' becomes nil
+local function finished_event(id, reason, length, cause)
+  local packed_cause = cause == '' and string.char(192) or pack_str(cause)
+  return string.char(145, 150) .. pack_str('finished') .. pack_str(id) .. pack_str(reason)
+    .. pack_uint(length) .. string.char(255) .. packed_cause
+end
+
+-- [["failed", id, code, message]]
+local function failed_event(id, code, message)
+  return string.char(145, 148) .. pack_str('failed') .. pack_str(id) .. pack_str(code) .. pack_str(message)
+end
+
+-- Writes the terminal state once, starts retention, lowers the load, tells the listener.
+local function end_request(req, load_key, ended_key, status, cause, event)
+  local f = redis.call('HMGET', req.state, 'priority', 'cost', 'reply', 'retain_ms')
+  redis.call('HSET', req.state, 'status', status, 'end', event, 'ended_ms', now_ms())
+  redis.call('HDEL', req.state, 'body', 'ticket', 'owner', 'entry', 'stream')
+  for _, key in pairs(req) do redis.call('PEXPIRE', key, f[4]) end
+  redis.call('HINCRBY', load_key, 'requests:' .. f[1], -1)
+  redis.call('HINCRBY', load_key, 'tokens:' .. f[1], -tonumber(f[2]))
+  redis.call('HINCRBY', ended_key, f[1] .. ':' .. status .. ':' .. cause, 1)
+  if f[3] ~= '' then redis.call('PUBLISH', f[3], event) end
+end
+
+-- Gives a row's place and cache slots back to the worker, if the worker still has a record.
+local function release_row(state_key, id, daemon_key, rows_key, key_rows_key)
+  if redis.call('HDEL', rows_key, id) == 0 then return end
+  local f = redis.call('HMGET', state_key, 'cost', 'key_id')
+  if redis.call('HINCRBY', key_rows_key, f[2], -1) <= 0 then redis.call('HDEL', key_rows_key, f[2]) end
+  if redis.call('EXISTS', daemon_key) == 0 then return end
+  redis.call('HINCRBY', daemon_key, 'free', 1)
+  if redis.call('HEXISTS', daemon_key, 'free_tokens') == 1 then
+    redis.call('HINCRBY', daemon_key, 'free_tokens', tonumber(f[1]))
+  end
+end
+
+-- Whether this worker still owns the request under this attempt.
+local function is_owned(state_key, worker, attempt)
+  local f = redis.call('HMGET', state_key, 'status', 'owner', 'attempt')
+  return f[1] == 'running' and f[2] == worker and f[3] == attempt
+end
+
+-- The status and finish reason that a cause of cancellation leads to.
+local function end_of(cause)
+  if cause == 'deadline' then return 'expired', 'deadline' end
+  if cause == 'stop' then return 'finished', 'stop' end
+  return 'cancelled', 'cancelled'
+end
