@@ -15,7 +15,7 @@ from typing import NamedTuple, cast
 
 from redis.asyncio import Redis
 
-from broker import keys
+from broker import keys, tasks
 from broker.connection import connect, translated
 from broker.errors import BrokerUnavailableError
 from broker.registry import Registry
@@ -110,9 +110,7 @@ class Client:
     async def close(self) -> None:
         """Stop listening and go off the registry; requests in flight run on."""
         if self._heart is not None:
-            self._heart.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._heart
+            await tasks.end(self._heart)
         await self._hub.close()
         with contextlib.suppress(BrokerUnavailableError):
             await self.scripts.retire(self.id)

@@ -7,7 +7,6 @@ something may have been missed; whoever reads the inbox then goes to the state a
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -16,6 +15,7 @@ from typing import Any, cast
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from broker import tasks
 from broker.errors import WireError
 from broker.wire import Event, decode_events
 
@@ -101,9 +101,7 @@ class ReplyHub:
     async def close(self) -> None:
         if self._task is None:
             return
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await tasks.end(self._task)
         self._task = None
 
     def open(self, request_id: str) -> Inbox:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
+from itertools import islice
 from typing import Any, Literal, NamedTuple, cast
 
 from redis.asyncio import Redis
@@ -15,10 +16,12 @@ from broker.connection import translated
 from broker.errors import ConflictError, QueueFullError
 from broker.wire import Cause, Failed, Finished, Request, Seat, Status, Ticket, encode, encode_events
 
-RECORD_TTL_MS = 6 * 3600 * 1000
+RECORD_TTL_MS = 14 * 24 * 3600 * 1000
 """A daemon's record outlives any outage; death is decided by the watcher, never by this."""
 TOKENIZER_TTL_MS = 7 * 24 * 3600 * 1000
 DEAD_LETTERS_KEPT = 10_000
+_BURIED_FIELDS = 64
+"""More fields than any entry of ours has; Lua cannot pass on an unbounded number."""
 
 _NAMES = ["accept", "form", "commit", "finish", "hand_back", "cancel", "register", "beat", "retire", "bury", "lease"]
 
@@ -229,11 +232,11 @@ class Scripts:
     async def bury(self, stream: str, entry_id: str, entry: Mapping[bytes, bytes], *, why: str) -> bool:
         """BURY; whether this call took the entry."""
         request_id = entry.get(b"id", b"").decode("utf-8", "replace")
-        raw = [part for pair in entry.items() for part in pair]
+        raw = [part for pair in islice(entry.items(), _BURIED_FIELDS) for part in pair]
         reply = await self._run(
             "bury",
             [stream, keys.DEAD_LETTERS, *_request_keys(request_id), keys.LOAD, keys.ENDED],
-            [entry_id, DEAD_LETTERS_KEPT, request_id, why, *raw],
+            [entry_id, DEAD_LETTERS_KEPT, request_id, why, *_counted_load(entry), *raw],
         )
         return bool(reply)
 
@@ -274,6 +277,13 @@ def digest(body: bytes, seed: str) -> str:
 
 def _request_keys(request_id: str) -> tuple[str, str, str]:
     return keys.state(request_id), keys.log(request_id), keys.logprobs(request_id)
+
+
+def _counted_load(entry: Mapping[bytes, bytes]) -> tuple[str, int]:
+    """Priority and cost under which a waiting entry was counted; an entry of any other kind counts nowhere."""
+    priority, cost = entry.get(b"priority", b""), entry.get(b"cost", b"")
+    is_counted = priority in (b"interactive", b"offline") and cost.isdigit()
+    return (priority.decode(), int(cost)) if is_counted else ("", 0)
 
 
 def _optional(value: int | None) -> str | int:

@@ -17,12 +17,14 @@ if tonumber(load[2] or 0) + cost > tonumber(ARGV[13]) then return {'full', 'toke
 local ordinal = redis.call('INCR', KEYS[3])
 local now = now_ms()
 local entry = redis.call('XADD', KEYS[2], '*', 'id', ARGV[1], 'ordinal', ordinal, 'ticket', ARGV[3],
-  'accepted_ms', now, 'deadline_ms', now + tonumber(ARGV[10]), 'crashes', '0', 'committed', '0')
+  'accepted_ms', now, 'deadline_ms', now + tonumber(ARGV[10]), 'crashes', '0', 'committed', '0',
+  'priority', ARGV[6], 'cost', cost)
 redis.call('HSET', KEYS[1], 'id', ARGV[1], 'body', ARGV[2], 'ticket', ARGV[3], 'digest', ARGV[4], 'seed', ARGV[5],
   'priority', ARGV[6], 'key_id', ARGV[7], 'cost', cost, 'reply', ARGV[9], 'retain_ms', ARGV[11],
   'status', 'waiting', 'attempt', '0', 'crashes', '0', 'ordinal', ordinal, 'entry', entry, 'stream', KEYS[2],
   'accepted_ms', now, 'deadline_ms', now + tonumber(ARGV[10]))
-redis.call('PEXPIRE', KEYS[1], tonumber(ARGV[10]) + tonumber(ARGV[11]))
+-- A week more than it may run: whatever was off for so long, the former still finds it and ends it properly.
+redis.call('PEXPIRE', KEYS[1], tonumber(ARGV[10]) + tonumber(ARGV[11]) + 604800000)
 redis.call('HINCRBY', KEYS[4], 'requests:' .. ARGV[6], 1)
 redis.call('HINCRBY', KEYS[4], 'tokens:' .. ARGV[6], cost)
 redis.call('PUBLISH', ARGV[14], 'accept')

@@ -1,7 +1,7 @@
 -- FORM: a cohort goes to one worker. The fence is that deleting the waiting entry returned 1.
 -- KEYS 1 worker record  2 its job stream  3 its rows  4 rows by API key  5 waiting interactive  6 waiting offline
 --      7 waiting returned  8... state of each request
--- ARGV 1 worker id  2 cohort id  3 most rows per API key (0: no bound)  4 lowest wire version that reads the job
+-- ARGV 1 worker id  2 cohort id  3 most rows per API key, for requests that have one (0: no bound)  4 lowest wire version that reads the job
 --      5... request ids, in the order of KEYS 8...
 -- Returns the ids that were sent; those missing were taken, cancelled, expired, or did not fit.
 local worker = redis.call('HMGET', KEYS[1], 'accepting', 'free', 'free_tokens', 'dead')
@@ -15,7 +15,7 @@ local function try(id, state_key)
   if f[1] ~= 'waiting' or f[2] or tonumber(f[3]) <= now then return end
   local cost = tonumber(f[4])
   if slots >= 0 and cost > slots then return end
-  if key_bound > 0 and tonumber(redis.call('HGET', KEYS[4], f[5]) or 0) >= key_bound then return end
+  if key_bound > 0 and f[5] ~= '' and tonumber(redis.call('HGET', KEYS[4], f[5]) or 0) >= key_bound then return end
   if redis.call('XDEL', f[6], f[7]) ~= 1 then return end
   local attempt = redis.call('HINCRBY', state_key, 'attempt', 1)
   redis.call('HSET', state_key, 'status', 'running', 'owner', ARGV[1], 'cohort', ARGV[2], 'formed_ms', now)

@@ -5,6 +5,7 @@
 --      5 wake channel  6... per request: id, attempt
 -- Returns {id, outcome, ...}, outcome 'waiting', 'ended', 'dead' or 'lost'
 local out = {}
+local CLEARED_BY = 8 -- tokens after which a row that outlived its owner is no suspect any more
 
 local function give_up(req, id, crashes)
   local event = failed_event(id, 'crashed_workers', 'the request was given up after ' .. crashes .. ' workers died with it')
@@ -15,9 +16,12 @@ local function give_up(req, id, crashes)
 end
 
 local function queue_again(req, id, crashes)
-  local f = redis.call('HMGET', req.state, 'ordinal', 'ticket', 'accepted_ms', 'deadline_ms')
+  local f = redis.call('HMGET', req.state, 'ordinal', 'ticket', 'accepted_ms', 'deadline_ms', 'priority', 'cost')
+  local length = redis.call('STRLEN', req.log) / 4
+  if ARGV[2] == '1' then redis.call('HSET', req.state, 'suspect_below', length + CLEARED_BY) end
   local entry = redis.call('XADD', KEYS[3], '*', 'id', id, 'ordinal', f[1], 'ticket', f[2], 'accepted_ms', f[3],
-    'deadline_ms', f[4], 'crashes', crashes, 'committed', redis.call('STRLEN', req.log) / 4)
+    'deadline_ms', f[4], 'crashes', crashes, 'committed', length,
+    'priority', f[5], 'cost', f[6])
   redis.call('HSET', req.state, 'status', 'waiting', 'entry', entry, 'stream', KEYS[3])
   redis.call('HDEL', req.state, 'owner')
   return 'waiting'
@@ -25,7 +29,8 @@ end
 
 local function hand_back(req, id, attempt)
   if not is_owned(req.state, ARGV[1], attempt) then
-    redis.call('HDEL', KEYS[2], id)
+    -- Only its own seat: run twice, this may find the request seated here again under a newer attempt.
+    if redis.call('HGET', KEYS[2], id) == attempt then redis.call('HDEL', KEYS[2], id) end
     return 'lost'
   end
   release_row(req.state, id, KEYS[1], KEYS[2], KEYS[6])

@@ -1,0 +1,290 @@
+"""The cohort former, a daemon: matches what waits with the free rows of the workers, and takes over from the dead.
+
+Two may run: the scripts keep them right, a lease keeps one idle. Decisions are in `policy` and `liveness`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, cast
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from broker import keys, tasks
+from broker.connection import check_eviction, connect, translated
+from broker.errors import BrokerConfigError, BrokerUnavailableError
+from broker.line import Entry, Line
+from broker.policy import Cohort, PolicyConfig, plan
+from broker.registry import DaemonRecord, Registry
+from broker.rows import RunningRows
+from broker.scripts import Registration, Scripts
+from broker.shares import Shares
+from broker.takeover import Takeover
+from broker.wire import WIRE_VERSION, new_id
+
+logger = logging.getLogger(__name__)
+
+RECONNECT_MIN_S, RECONNECT_MAX_S = 0.05, 1.0
+BEATS_PER_LEASE = 5
+
+
+@dataclass(frozen=True, slots=True)
+class FormerConfig:
+    """What one former is told."""
+
+    redis_url: str
+    policy: PolicyConfig = PolicyConfig()
+    lease_s: float = 5.0
+    """How long a heartbeat may stand still before its daemon is dead, and how long the idle former waits."""
+    tick_s: float = 0.25
+    """How long the former sleeps when nothing wakes it."""
+    max_crashes: int = 3
+    """Owners that may die with a request before it is given up."""
+
+
+class Former:
+    """Runs until `stop`; `step` is one round."""
+
+    def __init__(
+        self, config: FormerConfig, *, commands: Redis, blocking: Redis, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`blocking` is a client without socket time-out that nobody else uses; both stay the caller's to close."""
+        self.id = new_id("former")
+        self._config = config
+        self._commands = commands
+        self._blocking = blocking
+        self._monotonic = monotonic
+        self._scripts = Scripts(commands)
+        self._registry = Registry(commands)
+        self._rows = RunningRows(commands)
+        self._line = Line(commands, monotonic=monotonic)
+        self._takeover = Takeover(commands, self._scripts, lease_s=config.lease_s, max_crashes=config.max_crashes)
+        self._shares = Shares()
+        self._is_working = False
+        self._is_registered = False
+        self._next_beat_s = float("-inf")
+        self._held_until_ms: int | None = None
+        self._is_redis_away = False
+        self._is_stopping = False
+        self._woken = asyncio.Event()
+
+    @property
+    def is_working(self) -> bool:
+        """Whether it holds the lease."""
+        return self._is_working
+
+    async def run(self) -> None:
+        """Work until `stop`; while Redis is away, wait for it."""
+        listener = asyncio.create_task(self._listen(), name="former-wake")
+        try:
+            while not self._is_stopping:
+                await self._round()
+        finally:
+            await tasks.end(listener)
+            with suppress(BrokerUnavailableError):
+                await self._leave()
+
+    def stop(self) -> None:
+        """End `run` after the round in progress."""
+        self._is_stopping = True
+        self._woken.set()
+
+    async def step(self) -> int:
+        """One round; returns how many rows were sent.
+
+        Raises:
+            BrokerUnavailableError: Redis is away; what this round had done stands, the rest is done by another.
+        """
+        now_s = self._monotonic()
+        if now_s >= self._next_beat_s:
+            await self._beat()
+            await self._takeover.watch(now_s=now_s, own_id=self.id)
+            await self._hold_lease()
+            self._next_beat_s = now_s + self._config.lease_s / BEATS_PER_LEASE
+        if not self._is_working:
+            return 0
+        records = await self._registry.daemons()
+        await self._takeover.act(records)
+        return await self._form(records)
+
+    async def form(self) -> int:
+        """Give out free rows once, whoever holds the lease; returns how many rows were sent."""
+        return await self._form(await self._registry.daemons())
+
+    async def _round(self) -> None:
+        self._woken.clear()
+        try:
+            await self.step()
+            self._note_redis(is_away=False)
+            delay_s = self._idle_s()
+        except BrokerConfigError:
+            raise
+        except BrokerUnavailableError as error:
+            self._note_redis(is_away=True, why=error)
+            self._start_anew()
+            delay_s = RECONNECT_MAX_S
+        except Exception:
+            logger.exception("a round of the former failed")
+            self._start_anew()
+            delay_s = RECONNECT_MAX_S
+        with suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._woken.wait()
+
+    def _note_redis(self, *, is_away: bool, why: BrokerUnavailableError | None = None) -> None:
+        if is_away and not self._is_redis_away:
+            logger.warning("the former waits for Redis: %s", why)
+        if self._is_redis_away and not is_away:
+            logger.info("Redis is back; the former goes on")
+        self._is_redis_away = is_away
+
+    def _idle_s(self) -> float:
+        if self._held_until_ms is None:
+            return self._config.tick_s
+        return min(self._config.tick_s, max(self._held_until_ms - self._line.now_ms, 1) / 1000)
+
+    def _start_anew(self) -> None:
+        """What was seen before an interruption proves nothing after it."""
+        self._line.clear()
+        self._takeover.start_anew()
+        self._next_beat_s = float("-inf")
+
+    async def _beat(self) -> None:
+        if self._is_registered and await self._scripts.beat(self.id, {"working": int(self._is_working)}):
+            return
+        if self._is_registered:
+            logger.warning("former %s was declared dead, or Redis was emptied; it registers anew", self.id)
+            await self._scripts.retire(self.id)
+            self.id = new_id("former")
+        await check_eviction(self._commands)
+        fields: dict[str, str | int | bytes] = {"kind": "former", "host": socket.gethostname()}
+        fields |= {"pid": os.getpid(), "wire": WIRE_VERSION}
+        await self._scripts.register(Registration(self.id, fields))
+        self._is_registered = True
+
+    async def _hold_lease(self) -> None:
+        was_working = self._is_working
+        self._is_working = await self._scripts.lease(self.id, int(self._config.lease_s * 1000))
+        if was_working != self._is_working:
+            logger.info("former %s %s", self.id, "works" if self._is_working else "stands by")
+            self._line.clear()
+
+    async def _form(self, records: Sequence[DaemonRecord]) -> int:
+        await self._line.refresh()
+        await self._bury_unreadable()
+        await self._expire()
+        policy = self._config.policy
+        workers = [record for record in records if record.kind == "worker" and record.lane is not None]
+        planned = plan(
+            self._line.waiting,
+            await self._rows.views(workers, with_rows=self._must_know_rows()),
+            now_ms=self._line.now_ms,
+            config=policy,
+            shares=self._shares,
+            key_rows=(await self._registry.load()).key_rows if policy.rows_per_key else {},
+        )
+        self._held_until_ms = planned.wake_at_ms
+        return sum([await self._send(cohort) for cohort in planned.cohorts])
+
+    def _must_know_rows(self) -> bool:
+        """Reading what runs costs a round trip, and matters only for suspects and for shares."""
+        is_shared = self._config.policy.offline_share < 1 and self._line.has_any(keys.WAIT_OFFLINE)
+        return is_shared or self._line.has_any(keys.WAIT_RETURNED)
+
+    async def _bury_unreadable(self) -> None:
+        for entry in list(self._line.unreadable.values()):
+            logger.error("entry %s of %s goes to the dead letters: %s", entry.key.entry_id, entry.key.stream, entry.why)
+            await self._scripts.bury(entry.key.stream, entry.key.entry_id, entry.raw, why=entry.why)
+            self._line.drop_unreadable(entry)
+
+    async def _expire(self) -> None:
+        for entry in self._line.overdue():
+            outcome = await self._scripts.cancel(entry.request_id, "deadline")
+            logger.info("request %s waited past its deadline", entry.request_id, extra={"request_id": entry.request_id})
+            if outcome == "cancelled":
+                self._line.drop([entry])
+            else:
+                await self._look_into(entry)
+
+    async def _send(self, cohort: Cohort) -> int:
+        cohort_id, ids = new_id("cohort"), cohort.request_ids
+        sent = await self._scripts.form(
+            cohort.worker_id,
+            cohort_id,
+            ids,
+            rows_per_key=self._config.policy.rows_per_key,
+            wire=max(each.ticket.min_wire for each in cohort.waiting),
+        )
+        extra = {"cohort_id": cohort_id, "worker": cohort.worker_id}
+        logger.debug("cohort %s: %d of %d rows to %s", cohort_id, len(sent), len(ids), cohort.worker_id, extra=extra)
+        for each in cohort.waiting:
+            if each.ticket.id in sent and not each.is_returned:
+                self._shares.charge(each.ticket.key_id, each.ticket.cost_tokens)
+        self._line.drop(self._line.find(sent))
+        for entry in self._line.find(request_id for request_id in ids if request_id not in sent):
+            await self._look_into(entry)
+        return len(sent)
+
+    async def _look_into(self, entry: Entry) -> None:
+        """A script did not find a request waiting where the line has it: see whether the entry still stands."""
+        stream, entry_id = entry.key
+        with translated():
+            pipe = self._commands.pipeline(transaction=True)
+            pipe.hmget(keys.state(entry.request_id), "status", "entry")
+            pipe.xrange(stream, min=entry_id, max=entry_id)
+            state, found = await pipe.execute()
+        if found and state == [b"waiting", entry_id.encode()]:
+            return  # it waits; the worker had less room than it seemed
+        if found:
+            await self._scripts.bury(stream, entry_id, found[0][1], why="no request waits by this entry")
+        self._line.drop([entry])
+        self._woken.set()  # a row may have been kept for it
+
+    async def _listen(self) -> None:
+        """Be woken by whatever may have made a row or a request ready."""
+        delay_s = RECONNECT_MIN_S
+        while True:
+            with suppress(RedisError, OSError):
+                async with self._blocking.pubsub() as pubsub:
+                    await cast("Any", pubsub.subscribe(keys.WAKE))
+                    async for _ in pubsub.listen():
+                        self._woken.set()
+                        delay_s = RECONNECT_MIN_S
+            await asyncio.sleep(delay_s)
+            delay_s = min(delay_s * 2, RECONNECT_MAX_S)
+
+    async def _leave(self) -> None:
+        """Go off the registry and let the next former start at once."""
+        if self._is_working:
+            await self._scripts.lease(self.id, 1)
+            self._is_working = False
+        if self._is_registered:
+            await self._scripts.retire(self.id)
+            self._is_registered = False
+
+
+async def run_former(config: FormerConfig) -> None:
+    """Form cohorts until SIGTERM or SIGINT; wait for Redis if it is away.
+
+    Raises:
+        BrokerConfigError: Redis refuses the password, or may evict accepted requests.
+    """
+    commands, blocking = connect(config.redis_url), connect(config.redis_url, blocking=True)
+    former = Former(config, commands=commands, blocking=blocking)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, former.stop)
+    try:
+        await former.run()
+    finally:
+        await commands.aclose()
+        await blocking.aclose()

@@ -1,0 +1,77 @@
+"""Reads the rows that run: which worker has a suspect, how many rows of it are offline. Writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from redis.asyncio import Redis
+
+from broker import keys
+from broker.connection import translated
+from broker.policy import WorkerView
+from broker.registry import DaemonRecord
+from broker.wire import Seat
+
+
+class RunningRow(NamedTuple):
+    """What the former needs to know of a row that runs."""
+
+    request_id: str
+    is_offline: bool
+    is_suspect: bool
+    """Its last owner died, and it has not committed enough since to be cleared."""
+
+
+class RunningRows:
+    """Reads rows through a command client."""
+
+    def __init__(self, client: Redis) -> None:
+        self._client = client
+
+    async def suspects(self, seats: Sequence[Seat]) -> frozenset[str]:
+        """The request ids of those that are suspects."""
+        rows = await self._read([seat.request_id for seat in seats])
+        return frozenset(row.request_id for row in rows if row.is_suspect)
+
+    async def views(self, workers: Sequence[DaemonRecord], *, with_rows: bool) -> list[WorkerView]:
+        """Workers as the policy sees them, those alone that take work; what runs on them only where asked for."""
+        usable = [record for record in workers if record.is_accepting and not record.is_dead and record.free_rows > 0]
+        running = await self._running(usable) if with_rows else [[] for _ in usable]
+        return [_view(record, rows) for record, rows in zip(usable, running, strict=True)]
+
+    async def _running(self, workers: Sequence[DaemonRecord]) -> list[list[RunningRow]]:
+        with translated():
+            pipe = self._client.pipeline(transaction=False)
+            for record in workers:
+                pipe.hkeys(keys.rows(record.id))
+            ids_by_worker = [[raw.decode() for raw in ids] for ids in (await pipe.execute() if workers else [])]
+        rows = iter(await self._read([request_id for ids in ids_by_worker for request_id in ids]))
+        return [[next(rows) for _ in ids] for ids in ids_by_worker]
+
+    async def _read(self, request_ids: Sequence[str]) -> list[RunningRow]:
+        if not request_ids:
+            return []
+        with translated():
+            pipe = self._client.pipeline(transaction=False)
+            for request_id in request_ids:
+                pipe.hmget(keys.state(request_id), "priority", "suspect_below")
+                pipe.strlen(keys.log(request_id))
+            replies = await pipe.execute()
+        rows = zip(request_ids, replies[::2], replies[1::2], strict=True)
+        return [
+            RunningRow(request_id, priority == b"offline", log_bytes // 4 < int(suspect_below or 0))
+            for request_id, (priority, suspect_below), log_bytes in rows
+        ]
+
+
+def _view(record: DaemonRecord, rows: Sequence[RunningRow]) -> WorkerView:
+    assert record.lane is not None
+    return WorkerView(
+        id=record.id,
+        lane=record.lane,
+        free_rows=record.free_rows,
+        free_tokens=record.free_tokens,
+        offline_rows=sum(row.is_offline for row in rows),
+        has_suspect=any(row.is_suspect for row in rows),
+    )

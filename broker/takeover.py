@@ -1,0 +1,75 @@
+"""Takes over from the dead: hands their rows back and removes their records. Who is dead, `liveness` decides."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from redis.asyncio import Redis
+
+from broker.liveness import Watcher
+from broker.pulse import read_beats
+from broker.registry import DaemonRecord
+from broker.rows import RunningRows
+from broker.scripts import Scripts
+from broker.wire import Seat
+
+logger = logging.getLogger(__name__)
+
+ROUNDS = 100
+"""A worker whose rows do not run out in so many is left for the next step."""
+
+
+class Takeover:
+    """Watches every daemon, so that it knows who is dead when it is asked to act."""
+
+    def __init__(self, client: Redis, scripts: Scripts, *, lease_s: float, max_crashes: int) -> None:
+        self._client = client
+        self._scripts = scripts
+        self._rows = RunningRows(client)
+        self._watcher = Watcher(lease_s)
+        self._max_crashes = max_crashes
+        self._dead: frozenset[str] = frozenset()
+
+    async def watch(self, *, now_s: float, own_id: str) -> None:
+        """Look at every heartbeat but our own."""
+        beats = await read_beats(self._client)
+        others = {daemon_id: counter for daemon_id, counter in beats.counters.items() if daemon_id != own_id}
+        self._dead = self._watcher.observe(others, now_s=now_s, connection=beats.connection)
+
+    def start_anew(self) -> None:
+        """Redis was away: nobody is known to be dead."""
+        self._dead = frozenset()
+        self._watcher.start_anew()
+
+    async def act(self, records: Sequence[DaemonRecord]) -> None:
+        """Take over from everybody known to be dead."""
+        # A record marked dead is one whose taker died over it; its owner is refused already.
+        half_done = {record.id for record in records if record.is_dead}
+        dead, self._dead = self._dead, frozenset()
+        for daemon_id in sorted(dead | half_done):
+            logger.warning("%s is dead", daemon_id, extra={"worker": daemon_id})
+            await self._retire(daemon_id)
+
+    async def _retire(self, daemon_id: str) -> None:
+        for _ in range(ROUNDS):
+            seats = await self._scripts.retire(daemon_id)
+            if not seats:
+                return
+            await self._hand_back(daemon_id, seats)
+
+    async def _hand_back(self, worker_id: str, seats: Sequence[Seat]) -> None:
+        """If there were suspects among the rows, the crash counts against them alone."""
+        suspects = await self._rows.suspects(seats)
+        blamed = suspects or frozenset(seat.request_id for seat in seats)
+        for is_crash in (True, False):
+            part = [seat for seat in seats if (seat.request_id in blamed) == is_crash]
+            if part:
+                await self._hand_back_part(worker_id, part, is_crash=is_crash)
+
+    async def _hand_back_part(self, worker_id: str, seats: Sequence[Seat], *, is_crash: bool) -> None:
+        outcomes = await self._scripts.hand_back(worker_id, seats, is_crash=is_crash, max_crashes=self._max_crashes)
+        for request_id, outcome in outcomes.items():
+            level = logging.ERROR if outcome == "dead" else logging.INFO
+            extra = {"request_id": request_id, "worker": worker_id}
+            logger.log(level, "request %s of dead %s: %s", request_id, worker_id, outcome, extra=extra)

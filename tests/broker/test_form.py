@@ -1,0 +1,153 @@
+"""FORM, branch by branch. Engine: none; Redis: all three servers."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from redis.asyncio import Redis
+
+from broker import keys
+from broker.scripts import DEFAULT_BOUNDS, Scripts
+from broker.wire import Seat
+from tests.support import factories as make
+from tests.support.reads import read_counts, read_free_rows, read_jobs, read_state, read_waiting
+from tests.support.running import accept, run_rows
+
+
+async def test_form_sends_a_cohort_in_one_job(scripts: Scripts, client: Redis) -> None:
+    await scripts.register(make.registration("w1"))
+    await accept(scripts, "r1", "r2")
+
+    sent = await scripts.form("w1", "c1", ["r1", "r2"])
+
+    assert sent == ["r1", "r2"]
+    assert await read_jobs(client, "w1") == [[Seat("r1", 1), Seat("r2", 1)]]
+    assert await read_waiting(client, keys.WAIT_INTERACTIVE) == []
+
+
+async def test_form_sets_owner_and_attempt(scripts: Scripts, client: Redis) -> None:
+    await run_rows(scripts, "r1")
+
+    state = await read_state(client, "r1")
+    assert [state[name] for name in ("status", "owner", "attempt", "cohort")] == [b"running", b"w1", b"1", b"c1"]
+    assert await read_counts(client, keys.rows("w1")) == {"r1": 1}
+
+
+async def test_form_writes_cohort_and_wire_version_into_the_job(scripts: Scripts, client: Redis) -> None:
+    await scripts.register(make.registration("w1"))
+    await accept(scripts, "r1")
+
+    await scripts.form("w1", "c1", ["r1"], wire=3)
+
+    [(_, job)] = await cast("Any", client.xrange(keys.jobs("w1")))
+    assert (job[b"cohort"], job[b"wire"]) == (b"c1", b"3")
+    assert int(job[b"formed_ms"]) > 0
+
+
+async def test_form_lowers_free_rows_and_cache_slots(scripts: Scripts, client: Redis) -> None:
+    await scripts.register(make.registration("w1", free_tokens=100))
+    await accept(scripts, "r1", "r2")
+
+    await scripts.form("w1", "c1", ["r1", "r2"])
+
+    record = await cast("Any", client.hmget(keys.daemon("w1"), "free", "free_tokens"))
+    assert record == [b"6", str(100 - 2 * 19).encode()]
+
+
+async def test_form_sends_nothing_twice_when_run_twice(scripts: Scripts, client: Redis) -> None:
+    await run_rows(scripts, "r1")
+
+    again = await scripts.form("w1", "c1", ["r1"])
+
+    assert again == []
+    assert await read_jobs(client, "w1") == [[Seat("r1", 1)]]
+    assert await read_free_rows(client, "w1") == 7
+
+
+async def test_form_never_sends_more_rows_than_are_free(scripts: Scripts, client: Redis) -> None:
+    await scripts.register(make.registration("w1", free_rows=1))
+    await accept(scripts, "r1", "r2")
+
+    sent = await scripts.form("w1", "c1", ["r1", "r2"])
+
+    assert sent == ["r1"]
+    assert await read_waiting(client, keys.WAIT_INTERACTIVE) == ["r2"]
+
+
+async def test_form_skips_what_does_not_fit_the_memory_and_takes_what_does(scripts: Scripts) -> None:
+    await scripts.register(make.registration("w1", free_tokens=20))
+    await scripts.accept(make.submission("r1", ticket=make.ticket("r1", max_tokens=18)), DEFAULT_BOUNDS)
+    await accept(scripts, "r2", "r3")
+
+    assert await scripts.form("w1", "c1", ["r1", "r2", "r3"]) == ["r2"]
+
+
+async def test_form_sends_nothing_to_a_worker_that_does_not_accept(scripts: Scripts) -> None:
+    await scripts.register(make.registration("w1", is_accepting=False))
+    await accept(scripts, "r1")
+
+    assert await scripts.form("w1", "c1", ["r1"]) == []
+
+
+async def test_form_sends_nothing_to_a_worker_that_was_declared_dead(scripts: Scripts) -> None:
+    await run_rows(scripts, "r1")
+    await scripts.retire("w1")
+    await scripts.beat("w1", {"accepting": 1})
+    await accept(scripts, "r2")
+
+    assert await scripts.form("w1", "c2", ["r2"]) == []
+
+
+async def test_form_sends_nothing_to_a_worker_without_a_record(scripts: Scripts) -> None:
+    await accept(scripts, "r1")
+
+    assert await scripts.form("w1", "c1", ["r1"]) == []
+
+
+async def test_form_skips_a_request_that_was_cancelled(scripts: Scripts) -> None:
+    await scripts.register(make.registration("w1"))
+    await accept(scripts, "r1", "r2")
+    await scripts.cancel("r1", "client")
+
+    assert await scripts.form("w1", "c1", ["r1", "r2"]) == ["r2"]
+
+
+async def test_form_skips_a_request_that_is_past_its_deadline(scripts: Scripts, client: Redis) -> None:
+    await scripts.register(make.registration("w1"))
+    await scripts.accept(make.submission("r1", timeout_ms=0), DEFAULT_BOUNDS)
+
+    assert await scripts.form("w1", "c1", ["r1"]) == []
+    assert await read_waiting(client, keys.WAIT_INTERACTIVE) == ["r1"]
+
+
+async def test_form_skips_a_request_that_is_unknown(scripts: Scripts) -> None:
+    await scripts.register(make.registration("w1"))
+
+    assert await scripts.form("w1", "c1", ["r1"]) == []
+
+
+async def test_form_skips_a_request_whose_entry_somebody_took(scripts: Scripts, client: Redis) -> None:
+    await scripts.register(make.registration("w1"))
+    await accept(scripts, "r1")
+    await cast("Any", client.xtrim(keys.WAIT_INTERACTIVE, maxlen=0))
+
+    assert await scripts.form("w1", "c1", ["r1"]) == []
+    assert (await read_state(client, "r1"))["attempt"] == b"0"
+
+
+async def test_form_keeps_to_the_rows_of_an_api_key(scripts: Scripts, client: Redis) -> None:
+    await scripts.register(make.registration("w1"))
+    for request_id, key_id in (("r1", "a"), ("r2", "a"), ("r3", "b")):
+        await scripts.accept(make.submission(request_id, ticket=make.ticket(request_id, key_id=key_id)), DEFAULT_BOUNDS)
+
+    sent = await scripts.form("w1", "c1", ["r1", "r2", "r3"], rows_per_key=1)
+
+    assert sent == ["r1", "r3"]
+    assert await read_counts(client, keys.KEY_ROWS) == {"a": 1, "b": 1}
+
+
+async def test_form_bounds_no_rows_when_requests_have_no_key(scripts: Scripts) -> None:
+    await scripts.register(make.registration("w1"))
+    await accept(scripts, "r1", "r2")
+
+    assert await scripts.form("w1", "c1", ["r1", "r2"], rows_per_key=1) == ["r1", "r2"]

@@ -1,0 +1,254 @@
+"""What holds for every plan of the forming policy, by hypothesis. Engine: none; Redis: none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.policy import Plan, PolicyConfig, Waiting, WorkerView, plan
+from tests.support import factories as make
+
+MODELS = ("m1@0", "m2@0")
+NOW_MS = 1_000_000
+AGE_MS = 600_000
+
+
+class World(NamedTuple):
+    waiting: list[Waiting]
+    workers: list[WorkerView]
+    config: PolicyConfig
+    key_rows: dict[str, int]
+
+
+@st.composite
+def waitings(draw: st.DrawFn, ordinal: int) -> Waiting:
+    ticket = make.ticket(
+        f"r{ordinal}",
+        model=draw(st.sampled_from(MODELS)),
+        prompt_tokens=draw(st.integers(1, 60)),
+        max_tokens=draw(st.integers(1, 60)),
+        priority=draw(st.sampled_from(["interactive", "offline"])),
+        key_id=draw(st.sampled_from(["", "a", "b"])),
+        min_wire=draw(st.sampled_from([1, 1, 1, 2])),
+    )
+    accepted_ms = NOW_MS - draw(st.sampled_from([0, 5, 1_000, AGE_MS]))
+    is_returned = draw(st.booleans())
+    return Waiting(ticket, ordinal, accepted_ms, draw(st.integers(0, 1)) if is_returned else 0, 0, is_returned)
+
+
+@st.composite
+def views(draw: st.DrawFn, number: int) -> WorkerView:
+    rows = draw(st.integers(1, 6))
+    lane = make.lane(
+        model=draw(st.sampled_from(MODELS)),
+        decode_batch_max=rows,
+        max_context_tokens=draw(st.sampled_from([40, 80, 120])),
+        wire=draw(st.sampled_from([1, 2])),
+    )
+    free_rows = draw(st.integers(0, rows))
+    return WorkerView(
+        f"w{number}",
+        lane,
+        free_rows,
+        draw(st.none() | st.integers(0, 300)),
+        offline_rows=draw(st.integers(0, rows - free_rows)),
+        has_suspect=draw(st.booleans()),
+    )
+
+
+@st.composite
+def worlds(draw: st.DrawFn, *, batch_wait_ms: tuple[int, ...] = (0,)) -> World:
+    ordinals = draw(st.permutations(range(draw(st.integers(0, 20)))))
+    return World(
+        [draw(waitings(ordinal)) for ordinal in ordinals],
+        [draw(views(number)) for number in range(draw(st.integers(0, 4)))],
+        PolicyConfig(
+            batch_wait_ms=draw(st.sampled_from(batch_wait_ms)),
+            rows_per_key=draw(st.integers(0, 3)),
+            offline_age_ms=AGE_MS,
+            offline_share=draw(st.sampled_from([0.0, 0.5, 1.0])),
+        ),
+        draw(st.dictionaries(st.sampled_from(["a", "b"]), st.integers(0, 3))),
+    )
+
+
+def planned(world: World) -> Plan:
+    return plan(world.waiting, world.workers, now_ms=NOW_MS, config=world.config, key_rows=world.key_rows)
+
+
+def placed(result: Plan) -> list[Waiting]:
+    return [each for cohort in result.cohorts for each in cohort.waiting]
+
+
+def left(world: World, result: Plan) -> list[Waiting]:
+    gone = {each.ordinal for each in placed(result)}
+    return [each for each in world.waiting if each.ordinal not in gone]
+
+
+def rows_of_keys(world: World, result: Plan) -> Counter[str]:
+    return Counter(world.key_rows) + Counter(each.ticket.key_id for each in placed(result))
+
+
+def has_row_left(world: World, result: Plan, each: Waiting) -> bool:
+    key_id, bound = each.ticket.key_id, world.config.rows_per_key
+    return not bound or not key_id or rows_of_keys(world, result)[key_id] < bound
+
+
+def could_take(worker: WorkerView, taken: tuple[Waiting, ...], each: Waiting) -> bool:
+    """Whether a worker could take one more beside those it was given."""
+    ticket, lane = each.ticket, worker.lane
+    used = sum(other.ticket.cost_tokens for other in taken)
+    is_served = (ticket.model, ticket.profile) == (lane.model, lane.profile) and ticket.min_wire <= lane.wire
+    is_small = ticket.cost_tokens <= lane.max_context_tokens
+    is_small = is_small and (worker.free_tokens is None or used + ticket.cost_tokens <= worker.free_tokens)
+    has_suspect = worker.has_suspect or any(other.is_suspect for other in taken)
+    return is_served and is_small and len(taken) < worker.free_rows and not (each.is_suspect and has_suspect)
+
+
+def cohorts_by_worker(result: Plan) -> dict[str, tuple[Waiting, ...]]:
+    return {cohort.worker_id: cohort.waiting for cohort in result.cohorts}
+
+
+@given(world=worlds(batch_wait_ms=(0, 20)))
+def test_plan_neither_doubles_nor_invents_requests(world: World) -> None:
+    ordinals = [each.ordinal for each in placed(planned(world))]
+
+    assert len(ordinals) == len(set(ordinals))
+    assert set(ordinals) <= {each.ordinal for each in world.waiting}
+
+
+@given(world=worlds(batch_wait_ms=(0, 20)))
+def test_plan_has_one_cohort_per_worker(world: World) -> None:
+    workers = [cohort.worker_id for cohort in planned(world).cohorts]
+
+    assert len(workers) == len(set(workers))
+
+
+@given(world=worlds(batch_wait_ms=(0, 20)))
+def test_plan_gives_a_worker_only_what_it_can_take(world: World) -> None:
+    taken_by_worker = cohorts_by_worker(planned(world))
+
+    for worker in world.workers:
+        taken = taken_by_worker.get(worker.id, ())
+        for i, each in enumerate(taken):
+            assert could_take(worker, taken[:i], each)
+
+
+@given(world=worlds(batch_wait_ms=(0, 20)))
+def test_plan_keeps_to_the_rows_of_every_key(world: World) -> None:
+    result = planned(world)
+
+    for key_id, rows in rows_of_keys(world, result).items():
+        if key_id and world.config.rows_per_key:
+            assert rows <= max(world.config.rows_per_key, world.key_rows.get(key_id, 0))
+
+
+@settings(max_examples=300)
+@given(world=worlds())
+def test_plan_leaves_no_row_empty_that_something_fits(world: World) -> None:
+    result = planned(world)
+    taken_by_worker = cohorts_by_worker(result)
+
+    for each in left(world, result):
+        if has_row_left(world, result, each):
+            assert not any(could_take(worker, taken_by_worker.get(worker.id, ()), each) for worker in world.workers)
+
+
+def line_of(each: Waiting) -> tuple[object, ...]:
+    """Requests alike in all but age: of these, the older must never be passed over."""
+    ticket = each.ticket
+    return (ticket.model, ticket.key_id, ticket.priority, ticket.min_wire, each.is_suspect, each.is_returned)
+
+
+@settings(max_examples=300)
+@given(world=worlds())
+def test_plan_passes_over_no_older_request_that_is_as_easy_to_place(world: World) -> None:
+    result = planned(world)
+    gone = placed(result)
+
+    for each in left(world, result):
+        younger = [other for other in gone if line_of(other) == line_of(each) and other.ordinal > each.ordinal]
+        assert all(other.ticket.cost_tokens < each.ticket.cost_tokens for other in younger)
+
+
+@settings(max_examples=300)
+@given(world=worlds())
+def test_plan_gives_no_fresh_offline_request_a_row_that_an_interactive_one_could_have(world: World) -> None:
+    result = planned(world)
+    fresh_ms = NOW_MS - AGE_MS
+    offline = [each for each in placed(result) if each.is_offline and each.accepted_ms > fresh_ms]
+
+    for each in left(world, result):
+        if each.is_offline or each.is_suspect:
+            continue
+        rivals = [other for other in offline if is_as_hard_to_place(other, each)]
+        assert not rivals
+
+
+@settings(max_examples=300)
+@given(world=worlds())
+def test_plan_gives_no_interactive_request_a_row_that_an_aged_one_could_have(world: World) -> None:
+    world = world._replace(config=PolicyConfig(offline_age_ms=AGE_MS))
+    result = planned(world)
+    interactive = [each for each in placed(result) if not each.is_offline and not each.is_returned]
+
+    for each in left(world, result):
+        if not each.is_offline or each.accepted_ms > NOW_MS - AGE_MS or each.is_suspect:
+            continue
+        if has_offline_row_left(world):
+            assert not [other for other in interactive if is_as_hard_to_place(other, each)]
+
+
+def has_offline_row_left(world: World) -> bool:
+    """Whether no worker's share is the reason that an aged request was left."""
+    return all(worker.offline_rows == 0 for worker in world.workers)
+
+
+def is_as_hard_to_place(placed_one: Waiting, left_one: Waiting) -> bool:
+    """Whether the row of one would have done for the other just as well."""
+    mine, yours = placed_one.ticket, left_one.ticket
+    return (
+        (mine.model, mine.key_id) == (yours.model, yours.key_id)
+        and mine.cost_tokens >= yours.cost_tokens
+        and mine.min_wire >= yours.min_wire
+    )
+
+
+@given(world=worlds(batch_wait_ms=(20,)))
+def test_plan_holds_only_what_has_company_to_wait_for(world: World) -> None:
+    result = planned(world)
+    at_once = planned(
+        world._replace(
+            config=PolicyConfig(rows_per_key=world.config.rows_per_key, offline_share=world.config.offline_share)
+        )
+    )
+    held = set(cohorts_by_worker(at_once)) - set(cohorts_by_worker(result))
+
+    assert (result.wake_at_ms is not None) == bool(held)
+    assert result.wake_at_ms is None or NOW_MS < result.wake_at_ms <= NOW_MS + 20
+    for worker in world.workers:
+        if worker.id in held:
+            taken = cohorts_by_worker(at_once)[worker.id]
+            assert len(taken) < worker.free_rows
+            assert min(each.accepted_ms for each in taken) > NOW_MS - 20
+
+
+@given(world=worlds())
+def test_plan_is_the_same_when_asked_twice(world: World) -> None:
+    assert planned(world) == planned(world)
+
+
+@given(world=worlds(), data=st.data())
+def test_plan_does_not_depend_on_the_order_it_is_told_in(world: World, data: st.DataObject) -> None:
+    shuffled = world._replace(
+        waiting=data.draw(st.permutations(world.waiting)), workers=data.draw(st.permutations(world.workers))
+    )
+
+    assert placed_ids(planned(shuffled)) == placed_ids(planned(world))
+
+
+def placed_ids(result: Plan) -> dict[str, set[str]]:
+    return {cohort.worker_id: set(cohort.request_ids) for cohort in result.cohorts}

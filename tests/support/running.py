@@ -1,0 +1,21 @@
+"""Brings requests into the state a test starts from, by the scripts alone."""
+
+from __future__ import annotations
+
+from broker.scripts import DEFAULT_BOUNDS, Scripts
+from broker.wire import Seat
+from tests.support import factories as make
+
+
+async def accept(scripts: Scripts, *request_ids: str) -> None:
+    """Requests that wait."""
+    for request_id in request_ids:
+        await scripts.accept(make.submission(request_id), DEFAULT_BOUNDS)
+
+
+async def run_rows(scripts: Scripts, *request_ids: str, worker_id: str = "w1") -> list[Seat]:
+    """Requests that run on a worker, which is registered if it is new."""
+    await scripts.register(make.registration(worker_id))
+    await accept(scripts, *request_ids)
+    await scripts.form(worker_id, "c1", request_ids)
+    return [Seat(request_id, 1) for request_id in request_ids]

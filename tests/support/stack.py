@@ -1,0 +1,202 @@
+"""A whole system in child processes: Redis, formers, workers and API processes, each to be killed at will.
+
+Used by the system tests and the benchmarks. Every child ends with `stop`, whatever happened before.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import httpx
+import redis
+
+from broker import keys
+
+Kind = Literal["redis", "former", "worker", "api"]
+READY_S = 60.0
+
+
+class Stack:
+    """Daemons by name, such as `worker-0`; their logs lie in `folder`."""
+
+    def __init__(self, *, formers: int = 1, workers: int = 1, apis: int = 1) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="mtplx-stack-"))
+        self.socket = self.folder / "redis.sock"
+        self.redis_url = f"unix://{self.socket}"
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.counts: Mapping[Kind, int] = {"former": formers, "worker": workers, "api": apis}
+        self.ports = {f"api-{i}": free_port() for i in range(apis)}
+        self.arguments: dict[Kind, Sequence[str]] = {"redis": (), "former": (), "worker": (), "api": ()}
+        """Further command line arguments by kind; set them before `start`."""
+
+    @property
+    def url(self) -> str:
+        """Where the first API process answers."""
+        return self.url_of("api-0")
+
+    def url_of(self, api: str) -> str:
+        return f"http://127.0.0.1:{self.ports[api]}"
+
+    def __enter__(self) -> Stack:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start everything and wait until every worker accepts and every API process answers."""
+        self.start_one("redis")
+        wait_until(lambda: answers(self.redis_url), "redis answers")
+        for kind, count in self.counts.items():
+            for index in range(count):
+                self.start_one(f"{kind}-{index}")
+        wait_until(self.is_ready, "the stack is ready", timeout_s=READY_S, on_timeout=self.logs)
+
+    def start_one(self, name: str) -> None:
+        """Start one daemon; its log is appended to, so that it survives restarts."""
+        kind = name.partition("-")[0]
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                self._command(name, kind),  # type: ignore[arg-type]  # the part before the dash is a Kind
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.folder,
+                env=_clean_environment(),
+            )
+        self.processes[name] = process
+
+    def is_ready(self) -> bool:
+        dead = [name for name, process in self.processes.items() if process.poll() is not None]
+        if dead:
+            raise RuntimeError(f"{dead} ended while starting\n{self.logs()}")
+        return self.accepting_workers() >= self.counts["worker"] and all(map(self._api_answers, self.ports))
+
+    def accepting_workers(self) -> int:
+        with connection(self.redis_url) as client:
+            ids = [raw.decode() for raw in client.smembers(keys.DAEMONS)]
+            flags = [client.hmget(keys.daemon(daemon_id), "accepting", "dead") for daemon_id in ids]
+        return sum(accepting == b"1" and dead is None for accepting, dead in flags)
+
+    def signal(self, name: str, number: int) -> None:
+        self.processes[name].send_signal(number)
+
+    def kill(self, name: str) -> None:
+        """kill -9, and wait until it is gone."""
+        self.signal(name, signal.SIGKILL)
+        self.processes[name].wait(10)
+
+    def logs(self) -> str:
+        """The end of every log."""
+        parts = []
+        for path in sorted(self.folder.glob("*.log")):
+            parts.append(f"--- {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-25:]))
+        return "\n".join(parts)
+
+    def stop(self) -> None:
+        """End everything, Redis last, and remove the folder."""
+        names = sorted(self.processes, key=lambda name: name == "redis")
+        for name in names:
+            self._end(self.processes[name])
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        if process.poll() is not None:
+            return
+        process.send_signal(signal.SIGCONT)
+        process.terminate()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(5)
+
+    def _api_answers(self, api: str) -> bool:
+        try:
+            return httpx.get(f"{self.url_of(api)}/v1/models", timeout=2).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def _command(self, name: str, kind: Kind) -> list[str]:
+        if kind == "redis":
+            return [*redis_command(self.folder, self.socket), *self.arguments["redis"]]
+        command = [sys.executable, "-m", "mtplx", kind, "--redis", self.redis_url]
+        if kind == "api":
+            command += ["--port", str(self.ports[name])]
+        return [*command, *self.arguments[kind]]
+
+
+def redis_command(folder: Path, unix_socket: Path) -> list[str]:
+    """A durable server on a unix socket: `redis-server` where there is one, else the embedded broker's binary."""
+    binary = shutil.which("redis-server") or _embedded_binary()
+    return [
+        binary,
+        *("--port", "0", "--unixsocket", str(unix_socket), "--dir", str(folder)),
+        *("--appendonly", "yes", "--appendfsync", "always", "--save", "", "--maxmemory-policy", "noeviction"),
+    ]
+
+
+def answers(url: str) -> bool:
+    """Whether a Redis answers there and has finished loading."""
+    try:
+        with connection(url) as client:
+            return bool(client.ping())
+    except redis.RedisError:
+        return False
+
+
+def connection(url: str) -> Any:
+    """A synchronous client, as a context manager; redis-py's reply types do not tell sync from async."""
+    return redis.Redis.from_url(url, socket_timeout=5)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until(
+    is_true: Callable[[], bool],
+    what: str,
+    *,
+    timeout_s: float = 10.0,
+    on_timeout: Callable[[], str] = lambda: "",
+) -> None:
+    """Poll until something holds.
+
+    Raises:
+        TimeoutError: it did not, within `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not is_true():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {timeout_s} s: {what}\n{on_timeout()}")
+        time.sleep(0.02)
+
+
+def _embedded_binary() -> str:
+    from broker.embedded import server_binary
+
+    return str(server_binary())
+
+
+def _clean_environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MTPLX_")}
+    return {**kept, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
