@@ -1,0 +1,176 @@
+"""Reads the worker's own job stream and turns seats into rows. Redis in, rows out; the engine is not known here.
+
+An entry is deleted once its rows are taken in; until then, and after a restart of Redis that lost the deletion, it is
+read again, which does no harm: a row that is here already, or is no longer ours, is passed over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+from redis.asyncio import Redis
+
+from broker import keys
+from broker.connection import translated
+from broker.errors import WireError
+from broker.scripts import RowFinish, Scripts
+from broker.vocabulary import ByteTable
+from broker.wire import (
+    WIRE_VERSION,
+    Cause,
+    Failed,
+    Request,
+    Seat,
+    decode_logprob,
+    decode_request,
+    unpack_tokens,
+)
+from workers.live_row import ANY_LENGTH, LiveRow
+from workers.row_text import RowText
+
+logger = logging.getLogger(__name__)
+
+HALF_OPEN_S = 5.0
+"""How much longer than its BLOCK a read may take before its connection is given up."""
+_STATE_FIELDS = ("status", "owner", "attempt", "cancel", "body", "seed", "reply")
+
+
+@dataclass(frozen=True, slots=True)
+class Tongue:
+    """What a lane's tokens are in bytes, and which of them end a text."""
+
+    table: ByteTable | None
+    eos_token_ids: frozenset[int]
+
+    def follow(self, request: Request) -> RowText:
+        ending = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else self.eos_token_ids)
+        return RowText(self.table, stops=request.stop, ending=ending)
+
+
+class Entry(NamedTuple):
+    """One entry of the job stream, as it lies there."""
+
+    id: str
+    fields: Mapping[bytes, bytes]
+
+
+class JobReader:
+    """Reads jobs for one worker id at a time."""
+
+    def __init__(self, commands: Redis, blocking: Redis, scripts: Scripts) -> None:
+        self._commands = commands
+        self._blocking = blocking
+        self._scripts = scripts
+
+    async def read(self, worker_id: str, *, block_ms: int | None) -> list[Entry]:
+        """All entries of the stream; waits for one if there is none and `block_ms` is given."""
+        patience_s = HALF_OPEN_S + (block_ms or 0) / 1000
+        with translated():
+            async with asyncio.timeout(patience_s):
+                reply = await self._blocking.xread({keys.jobs(worker_id): "0"}, block=block_ms)
+        streams = reply.items() if isinstance(reply, dict) else reply or []
+        return [Entry(entry_id.decode(), fields) for _, entries in streams for entry_id, fields in _flat(entries)]
+
+    async def delete(self, worker_id: str, entry: Entry) -> None:
+        with translated():
+            await self._commands.xdel(keys.jobs(worker_id), entry.id)
+
+    async def seats(self, worker_id: str, entry: Entry) -> list[Seat]:
+        """The seats of an entry; none if nobody can read it, and then it goes to the dead letters."""
+        try:
+            return parse_seats(entry.fields)
+        except WireError as error:
+            logger.error("unreadable job: %s", error, extra={"worker": worker_id})
+            await self._scripts.bury(keys.jobs(worker_id), entry.id, entry.fields, why=str(error))
+            return []
+
+    async def load(self, worker_id: str, seats: Sequence[Seat], tongue: Tongue) -> list[LiveRow]:
+        """The rows of these seats that are this worker's to decode; a row that cannot be read fails here."""
+        with translated():
+            pipe = self._commands.pipeline(transaction=False)
+            for seat in seats:
+                pipe.hmget(keys.state(seat.request_id), *_STATE_FIELDS)
+                pipe.get(keys.log(seat.request_id))
+                pipe.lrange(keys.logprobs(seat.request_id), 0, -1)
+            replies = await pipe.execute() if seats else []
+        rows = []
+        for seat, state, log, scores in zip(seats, replies[::3], replies[1::3], replies[2::3], strict=True):
+            record = _State(*state)
+            if not record.is_owned_by(worker_id, seat):
+                logger.info("a seat was taken back before it was read", extra=_where(seat, worker_id))
+                continue
+            try:
+                rows.append(_row(seat, record, log or b"", scores, tongue))
+            except WireError as error:
+                await self._fail(worker_id, seat, str(error))
+        return rows
+
+    async def _fail(self, worker_id: str, seat: Seat, why: str) -> None:
+        logger.error("unreadable request: %s", why, extra=_where(seat, worker_id))
+        event = Failed(seat.request_id, "unreadable", f"the worker could not read the request: {why}")
+        await self._scripts.finish(worker_id, RowFinish(seat, ANY_LENGTH, "failed", "unreadable", event))
+
+
+class _State(NamedTuple):
+    status: bytes | None
+    owner: bytes | None
+    attempt: bytes | None
+    cancel: bytes | None
+    body: bytes | None
+    seed: bytes | None
+    reply: bytes | None
+
+    def is_owned_by(self, worker_id: str, seat: Seat) -> bool:
+        owner = (self.status, self.owner, self.attempt)
+        return owner == (b"running", worker_id.encode(), str(seat.attempt).encode())
+
+
+def parse_seats(fields: Mapping[bytes, bytes]) -> list[Seat]:
+    """The seats of a job entry.
+
+    Raises:
+        WireError: it is not a job, or one of a newer version.
+    """
+    try:
+        if int(fields.get(b"wire", b"1")) > WIRE_VERSION:
+            raise WireError(f"the job needs wire version {int(fields[b'wire'])}, this worker reads {WIRE_VERSION}")
+        words = fields[b"seats"].decode().split(" ")
+        return [Seat(name, int(attempt)) for name, attempt in zip(words[::2], words[1::2], strict=True)]
+    except (KeyError, ValueError) as error:
+        raise WireError(f"not a job: {error!r}") from error
+
+
+def _row(seat: Seat, state: _State, log: bytes, scores: Sequence[bytes], tongue: Tongue) -> LiveRow:
+    request = decode_request(state.body or b"")
+    row = LiveRow(
+        seat=seat,
+        request=request,
+        prompt=unpack_tokens(request.prompt),
+        seed=_seed(state.seed),
+        reply=(state.reply or b"").decode(),
+        text=tongue.follow(request),
+    )
+    row.resume(log, [decode_logprob(score) for score in scores])
+    if state.cancel is not None and row.is_running:
+        row.cancel(cast("Cause", state.cancel.decode()))
+    return row
+
+
+def _seed(raw: bytes | None) -> int:
+    try:
+        return int(raw or b"", 16)
+    except ValueError as error:
+        raise WireError(f"the seed {raw!r} is not hexadecimal") from error
+
+
+def _flat(entries: Any) -> list[tuple[bytes, Mapping[bytes, bytes]]]:
+    """redis-py nests a stream's entries once more under RESP3."""
+    return [pair for page in entries for pair in page] if entries and isinstance(entries[0], list) else entries
+
+
+def _where(seat: Seat, worker_id: str) -> dict[str, str | int]:
+    return {"request_id": seat.request_id, "attempt": seat.attempt, "worker": worker_id}

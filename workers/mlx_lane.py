@@ -1,0 +1,59 @@
+"""A lane with a model: what mlx-lm loads from a folder or hub id, and the engine of the configured mode.
+
+MLX is imported by the methods, that is on the engine's thread: the import takes seconds, and the worker is registered
+and beats by then.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mtplx_core.engine import Engine
+from mtplx_core.errors import ModelLoadError
+from mtplx_core.fetch import DEFAULT_MODEL, default_model_dir, is_fetched
+from workers.config import WorkerConfig
+from workers.errors import LaneError
+from workers.lane import ServedModel
+
+if TYPE_CHECKING:
+    from mtplx_core.loader import LoadedModel
+
+
+class MlxLane:
+    """A lane source over a model folder; use it on one thread."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._loaded: LoadedModel | None = None
+
+    def describe(self) -> ServedModel:
+        from mtplx_core.loader import load_model
+
+        self._loaded = loaded = load_model(self._folder(), cache_dir=self._config.cache_dir)
+        return ServedModel(
+            identity=loaded.identity,
+            name=loaded.name,
+            family=str(loaded.config.get("model_type", "model")),
+            vocab_size=loaded.vocab_size,
+            eos_token_ids=loaded.eos_token_ids,
+            tokenizer_files=loaded.tokenizer_files,
+            max_context_tokens=loaded.max_context,
+        )
+
+    def build(self) -> Engine:
+        from mtplx_core.build import build_engine
+
+        assert self._loaded is not None, "describe() comes first"
+        config = self._config
+        return build_engine(config.mode, self._loaded, geometry=config.geometry, profile=config.profile)
+
+    def _folder(self) -> str | Path:
+        if self._config.model is not None:
+            return self._config.model
+        cache_dir = self._config.cache_dir
+        if cache_dir is None:
+            raise LaneError("neither model nor cache_dir is set; name a model folder, a hub id or a cache directory")
+        if not is_fetched(cache_dir):
+            raise ModelLoadError(f"the default model {DEFAULT_MODEL} is not in {cache_dir}; run `mtplx fetch`")
+        return default_model_dir(cache_dir)
