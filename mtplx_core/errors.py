@@ -5,7 +5,8 @@ EngineError
  ├── UnsupportedModeError  a scheduler mode that this build or this model cannot run
  ├── RowRejectedError      a row that breaks the lane's bounds; nothing was allocated for it
  ├── EngineDeadError       a step failed in a way that leaves the engine unusable
- └── LaneIsolationError    the MTP lane called the AR service
+ ├── LaneIsolationError    the MTP lane called the AR service
+ └── ForgeError            a head cannot be made from what is there
 """
 
 from __future__ import annotations
@@ -33,3 +34,7 @@ class EngineDeadError(EngineError):
 
 class LaneIsolationError(EngineError):
     """The MTP lane called the AR service, which it must never do."""
+
+
+class ForgeError(EngineError):
+    """A head cannot be collected for, trained or verified from what is there."""

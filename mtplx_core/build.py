@@ -1,0 +1,50 @@
+"""Chooses the engine of a lane from scheduler mode, numerics profile and model. The only place that knows them all."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from mtplx_core.ar_batch import ArBatchEngine
+from mtplx_core.engine import Engine, Geometry, Profile, SchedulerMode
+from mtplx_core.errors import UnsupportedModeError
+from mtplx_core.heads.base import Head
+from mtplx_core.loader import LoadedModel
+from mtplx_core.mtp_batch import MtpBatchEngine
+from mtplx_core.serial import SerialEngine
+
+logger = logging.getLogger(__name__)
+
+
+def build_engine(
+    mode: SchedulerMode,
+    loaded: LoadedModel,
+    *,
+    geometry: Geometry,
+    profile: Profile = Profile.BALANCED,
+    head: Head | None = None,
+) -> Engine:
+    """Make the engine on the thread that loaded the model.
+
+    The engine's own `geometry` may be narrower than the one asked for: the serial lane has one row, and no lane
+    holds more tokens than the model was made for.
+
+    Args:
+        head: drafts tokens on the MTP lane; without one it drafts from the row's own text. Other lanes ignore it.
+
+    Raises:
+        UnsupportedModeError: this mode or profile cannot run here.
+    """
+    geometry = replace(geometry, max_context_tokens=min(geometry.max_context_tokens, loaded.max_context))
+    match mode, profile:
+        case SchedulerMode.SERIAL, _:
+            return SerialEngine(loaded, replace(geometry, decode_batch_max=1, depth=0))
+        case SchedulerMode.AR_BATCH, Profile.BALANCED:
+            return ArBatchEngine(loaded, replace(geometry, depth=0))
+        case SchedulerMode.AR_BATCH, Profile.B1_EXACT:
+            return SerialEngine(loaded, replace(geometry, depth=0))  # several rows in turn, each decoded alone
+        case SchedulerMode.MTP_BATCH, Profile.B1_EXACT:
+            raise UnsupportedModeError("profile b1-exact is not built for mtp_batch; use ar_batch or serial")
+        case SchedulerMode.MTP_BATCH, Profile.BALANCED:
+            return MtpBatchEngine(loaded, geometry, head=head)
+    raise UnsupportedModeError(f"no engine for mode {mode} and profile {profile}")

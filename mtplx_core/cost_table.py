@@ -1,0 +1,71 @@
+"""What a cycle costs by rows and depth: a table to start from, corrected by what cycles are seen to take.
+
+Imports no MLX and reads no clock; times are given to it, in any unit as long as it is always the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_WEIGHT = 0.1
+"""Of a new sighting against what was known."""
+_OUTLIER = 2.0
+"""Sightings beyond this multiple are pauses of the machine, not the price of a cycle."""
+
+
+class CostTable:
+    """Cost of one cycle over (rows, depth), interpolated over rows.
+
+    Args:
+        measured: costs by (rows, depth); every depth up to the largest needs at least one entry.
+    """
+
+    def __init__(self, measured: Mapping[tuple[int, int], float]) -> None:
+        self._seed = dict(measured)
+        self._seen: dict[tuple[int, int], float] = {}
+
+    @property
+    def max_depth(self) -> int:
+        return max(depth for _, depth in self._seed)
+
+    def cost(self, rows: int, depth: int) -> float:
+        """What a cycle is expected to take; unseen ones are scaled as the seen ones differ from the start table."""
+        seen = self._seen.get((rows, depth))
+        return seen if seen is not None else self._start(rows, depth) * self._scale(rows)
+
+    def see(self, rows: int, depth: int, cost: float) -> None:
+        """Take a sighting into account."""
+        known = self._seen.get((rows, depth))
+        if known is None:
+            self._seen[rows, depth] = cost
+            return
+        self._seen[rows, depth] = known + _WEIGHT * (min(cost, _OUTLIER * known) - known)
+
+    def entries(self) -> dict[tuple[int, int], float]:
+        return {**self._seed, **self._seen}
+
+    def _start(self, rows: int, depth: int) -> float:
+        known = sorted((width, cost) for (width, at), cost in self._seed.items() if at == depth)
+        below = [entry for entry in known if entry[0] <= rows]
+        above = [entry for entry in known if entry[0] >= rows]
+        if not below or not above:
+            width, cost = (below or above)[-1 if below else 0]
+            return cost * max(rows / width, 1.0) if below else cost
+        (low, low_cost), (high, high_cost) = below[-1], above[0]
+        if low == high:
+            return low_cost
+        return low_cost + (high_cost - low_cost) * (rows - low) / (high - low)
+
+    def _scale(self, rows: int) -> float:
+        """How this machine now compares with the start table, by the sightings at the nearest width."""
+        if not self._seen:
+            return 1.0
+        nearest = min(abs(width - rows) for width, _ in self._seen)
+        near = [key for key in self._seen if abs(key[0] - rows) == nearest]
+        return sum(self._seen[key] / self._start(*key) for key in near) / len(near)
+
+
+def assumed_costs(*, rows: int, depth: int) -> CostTable:
+    """A table for a machine nobody has measured: every position past the first adds a twentieth of a plain step."""
+    widths = sorted({1, rows})
+    return CostTable({(w, d): 1.0 + 0.05 * (w * (d + 1) - 1) for w in widths for d in range(depth + 1)})

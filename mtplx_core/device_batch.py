@@ -1,0 +1,213 @@
+"""All device state of the running rows: trunk cache, drafters, sampler, and where each row stands.
+
+Builds the graph of one cycle and starts it. It knows slots and bounds but neither requests nor their ends, and never
+waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from mtplx_core.cycle import Cycle, empty_state, picked, run_cycle, seated
+from mtplx_core.drafters import PENDING_LIMIT, HeadDrafter, look_up
+from mtplx_core.engine import Geometry
+from mtplx_core.heads.base import Head
+from mtplx_core.logprobs import LogprobArrays, logprob_arrays
+from mtplx_core.prefill import Prefill
+from mtplx_core.ragged_cache import LayerShape, RaggedCache, layer_shapes, plain_caches
+from mtplx_core.row_sampling import RowSampler
+from mtplx_core.trunk import Trunk
+
+CYCLES_AHEAD = 2
+"""Cycles whose tokens may be written before the host learns that a row had ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the host asks of one cycle."""
+
+    depth: int
+    longest: int
+    """Bound on the tokens any running row holds after it."""
+    parked: frozenset[int] = frozenset()
+    """Slots that take no part."""
+    top_logprobs: int | None = None
+    """The most any row asks for; None when none asks."""
+    is_timed: bool = False
+    """Leave starting it to the caller, who evaluates it stage by stage."""
+
+
+class Started(NamedTuple):
+    """A cycle on the device."""
+
+    result: mx.array
+    """(rows, depth + 4) int32: tokens, drafts accepted, finite, looked up, lookup right at the first place."""
+    logprobs: LogprobArrays | None
+    stages: tuple[Any, ...]
+    """What drafting, verifying and choosing end in, for a cycle that is timed stage by stage."""
+
+
+class DeviceBatch:
+    """Rows of different lengths on the device.
+
+    Args:
+        trunk: the model.
+        geometry: the lane's bounds.
+        head: drafts where prompt lookup finds nothing; None leaves it at lookup.
+    """
+
+    def __init__(self, trunk: Trunk, geometry: Geometry, head: Head | None = None) -> None:
+        self.trunk = trunk
+        self.head = head if geometry.depth else None
+        self._geometry = geometry
+        heads = trunk.query_heads if mx.default_device() == mx.Device(mx.gpu) else 1
+        self._cache = RaggedCache(trunk_shapes(trunk), query_heads=heads, max_positions=geometry.depth + 1)
+        self._drafter = _head_drafter(trunk, self.head, geometry.depth, query_heads=heads) if self.head else None
+        self._history_tokens = geometry.max_context_tokens + (CYCLES_AHEAD + 1) * (geometry.depth + 1)
+        self._state = empty_state(self._history_tokens)
+        self._sampler = RowSampler(vocab_size=trunk.vocab_size)
+
+    @property
+    def width(self) -> int:
+        return int(self._state.last.shape[0])
+
+    @property
+    def kv_bytes(self) -> int:
+        return self._cache.nbytes + (self._drafter.cache.nbytes if self._drafter else 0)
+
+    def row_bytes(self, tokens: int) -> int:
+        """Keys and values of one row, in the steps the caches grow by, and its token history."""
+        total = self._cache.token_bytes() * self._cache.capacity_for(tokens + self._geometry.depth + 1)
+        if self._drafter is not None:
+            total += self._drafter.cache.token_bytes() * self._drafter.cache.capacity_for(tokens + PENDING_LIMIT)
+        return total + 4 * self._history_tokens
+
+    def seat(self, slot: int, prefill: Prefill) -> None:
+        """Take a prefilled row into a slot, its own or the one behind the last."""
+        self._reserve(max(slot + 1, self.width), prefill.total + 1)
+        self._cache.insert(slot, prefill.caches)
+        if self._drafter is not None:
+            self._drafter.seat(slot, prefill.head_caches, prefill.last_hidden, prefill.tokens[-1])
+        self._sampler.seat(slot, prefill.row)
+        self._state = seated(self._state, slot, prefill.tokens, len(prefill.row.prompt))
+
+    def close_holes(self, moves: Sequence[tuple[int, int]], *, width: int) -> None:
+        """Follow the seats' moves, (source, target) each, and drop the slots behind `width`."""
+        order = list(range(self.width))
+        for source, target in moves:
+            order[target] = source
+            self._cache.move(source, target)
+            if self._drafter is not None:
+                self._drafter.cache.move(source, target)
+        order = order[:width]
+        self._state = picked(self._state, order)
+        self._sampler.pick(order)
+        if self._drafter is not None:
+            self._drafter.pick(order)
+
+    def release(self) -> None:
+        """Drop all rows and their memory."""
+        self.close_holes((), width=0)
+        self._cache.release()
+        if self._drafter is not None:
+            self._drafter.cache.release()
+
+    def start(self, plan: Plan) -> Started:
+        """Start one cycle over all slots; returns at once."""
+        self._reserve(self.width, plan.longest)
+        parked = mx.array([slot in plan.parked for slot in range(self.width)]) if plan.parked else None
+        before = self._state
+        noise = self._sampler.noise(before.position, positions=plan.depth + 1)
+        guess, found = self._look_up(plan)
+        drafts = self._draft(plan, guess, found, parked)
+        self._cache.begin(before.offset, plan.depth + 1, longest=plan.longest, parked=parked)
+        forward = _TrunkForward(self.trunk, self._cache)
+        cycle = run_cycle(before, drafts, forward, self._sampler, noise=noise, parked=parked)
+        self._state = cycle.state
+        if self._drafter is not None:
+            self._drafter.commit(forward.hidden, cycle.chosen, cycle.taken)
+        finite = mx.isfinite(forward.logits.sum(axis=(1, 2)))
+        result = _result(cycle, finite, found, guess)
+        logprobs = None
+        if plan.top_logprobs is not None:
+            logprobs = logprob_arrays(forward.logits, cycle.chosen, top=plan.top_logprobs)
+        pending = self._drafter.pending if self._drafter is not None else ()
+        rest = (result, logprobs, self._state, pending, self._sampler.arrays)
+        if not plan.is_timed:
+            mx.async_eval(rest)  # type: ignore[no-untyped-call]  # mlx annotates only in part
+        return Started(result, logprobs, (drafts, forward.logits, rest))
+
+    def check(self) -> None:
+        """Raise if the caches disagree with their bookkeeping; for tests."""
+        self._cache.check()
+        if self._drafter is not None:
+            self._drafter.cache.check()
+
+    def _look_up(self, plan: Plan) -> tuple[mx.array, mx.array]:
+        """Also at depth 0: whether lookup would have been right is what tells when drafting pays again."""
+        tokens = min(self._cache.attended_for(plan.longest), self._history_tokens)
+        depth = max(plan.depth, 1) if self._geometry.depth else 0
+        return look_up(self._state.history[:, :tokens], self._state.offset + 1, depth)
+
+    def _draft(self, plan: Plan, guess: mx.array, found: mx.array, parked: mx.array | None) -> mx.array:
+        """(rows, depth) int32"""
+        if self._drafter is None:
+            return guess[:, : plan.depth]
+        if plan.depth == 0:
+            self._drafter.feed_if_full(longest=plan.longest, parked=parked)
+            return guess[:, :0]
+        drafts = self._drafter.draft(self._choose_draft, plan.depth, longest=plan.longest, parked=parked)
+        return mx.where(found[:, None], guess, drafts)
+
+    def _choose_draft(self, logits: mx.array, drafts: mx.array) -> mx.array:
+        assert self.head is not None
+        starts = self._state.position + drafts.shape[1]
+        return self._sampler.choose_draft(logits[:, 0], starts, vocabulary=self.head.draft_ids, drafts=drafts)
+
+    def _reserve(self, slots: int, longest: int) -> None:
+        """Slots double, so that joining rows seldom copy what is there."""
+        if slots > self._cache.slots:
+            slots = min(max(slots, 2 * self._cache.slots), self._geometry.decode_batch_max)
+        self._cache.reserve(slots, longest)
+        if self._drafter is not None:
+            self._drafter.cache.reserve(slots, longest + PENDING_LIMIT + self._geometry.depth + 1)
+
+
+class _TrunkForward:
+    """The trunk over the batch's cache; keeps what the parts of a cycle behind the choice need."""
+
+    def __init__(self, trunk: Trunk, cache: RaggedCache) -> None:
+        self._trunk = trunk
+        self._cache = cache
+        self.hidden: mx.array
+        self.logits: mx.array
+
+    def __call__(self, tokens: mx.array) -> mx.array:
+        self.hidden = self._trunk.hidden(tokens, self._cache.layers)
+        self.logits = self._trunk.logits(self.hidden).astype(mx.float32)
+        return self.logits
+
+
+def trunk_shapes(trunk: Trunk) -> list[LayerShape]:
+    """What each of the trunk's layers keeps per token."""
+    probe = plain_caches(len(trunk.layers))
+    trunk.hidden(mx.zeros((1, 1), mx.int32), probe)
+    return layer_shapes(probe)
+
+
+def _head_drafter(trunk: Trunk, head: Head, max_depth: int, *, query_heads: int) -> HeadDrafter:
+    probe = plain_caches(head.cached_layers)
+    head(mx.zeros((1, 1, trunk.hidden_size), trunk.dtype), mx.zeros((1, 1), mx.int32), probe)
+    room = PENDING_LIMIT + max_depth + 1
+    cache = RaggedCache(layer_shapes(probe), query_heads=query_heads, max_positions=room)
+    return HeadDrafter(head, cache, hidden_size=trunk.hidden_size, dtype=trunk.dtype, max_depth=max_depth)
+
+
+def _result(cycle: Cycle, finite: mx.array, found: mx.array, guess: mx.array) -> mx.array:
+    hit = found & (guess[:, :1] == cycle.chosen[:, :1]).any(axis=1)
+    columns = [part.astype(mx.int32)[:, None] for part in (cycle.accepted, finite, found, hit)]
+    return mx.concatenate([cycle.chosen, *columns], axis=1)

@@ -1,0 +1,134 @@
+"""Loads any mlx-lm model from a folder or a hub id and says what it is: identity, bounds, tokenizer files.
+
+Call it on the thread that will run the model: MLX arrays belong to the thread that made them. No text is handled
+here; the tokenizer's files are bytes to pass on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from huggingface_hub import snapshot_download
+from mlx.nn.layers.base import Module
+from mlx.utils import tree_flatten
+from mlx_lm.utils import load_model as load_mlx_model
+
+from mtplx_core.errors import ModelLoadError
+from mtplx_core.fingerprint import model_digest
+
+# What rendering chat and tokenising need and nothing else: these files travel to other machines.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "generation_config.json",
+)
+_HUB_PATTERNS = ("*.json", "model*.safetensors", "mtp*.safetensors", "*.jinja")
+_CONTEXT_KEYS = ("max_position_embeddings", "max_sequence_length", "seq_length", "n_positions", "model_max_length")
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """A model in memory and everything a lane says about it."""
+
+    model: Module
+    path: Path
+    name: str
+    identity: str
+    """`name@<12 hex>`: a hash of weights, config and tokenizer. Equal identities may share work."""
+    vocab_size: int
+    """Width of the logits."""
+    eos_token_ids: frozenset[int]
+    max_context: int
+    """Longest sequence the model was made for."""
+    tokenizer_files: Mapping[str, bytes]
+    config: Mapping[str, Any]
+    dtype: mx.Dtype
+    """Type of the logits; ties are counted in its ulps."""
+
+
+def load_model(source: str | Path, *, cache_dir: Path | None = None, name: str | None = None) -> LoadedModel:
+    """Load the model in folder `source`, or of hub id `source`.
+
+    Args:
+        cache_dir: where weight hashes are remembered by size and time; None hashes anew.
+        name: what the model is called from here on; by default the last part of `source`.
+
+    Raises:
+        ModelLoadError: it is not there, or mlx-lm cannot load it.
+    """
+    path = _find(source)
+    try:
+        model, config = load_mlx_model(path)
+    except Exception as error:  # mlx-lm raises whatever its parts raise; all of it means: not loadable
+        raise ModelLoadError(f"cannot load {source}: {error}") from error
+    name = name or Path(source).name
+    files = _tokenizer_files(path)
+    vocab_size, dtype = _logits_type(model)
+    return LoadedModel(
+        model=model,
+        path=path,
+        name=name,
+        identity=f"{name}@{model_digest(path, tokenizer_files=files, cache_dir=cache_dir)[:12]}",
+        vocab_size=vocab_size,
+        eos_token_ids=frozenset(_eos_ids(config)),
+        max_context=_max_context(config),
+        tokenizer_files=files,
+        config=config,
+        dtype=dtype,
+    )
+
+
+def weight_bytes(loaded: LoadedModel) -> int:
+    """Memory the weights take."""
+    leaves: Any = tree_flatten(loaded.model.parameters())  # type: ignore[no-untyped-call]  # mlx annotates in part
+    return sum(array.nbytes for _, array in leaves)
+
+
+def _find(source: str | Path) -> Path:
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if path.is_absolute() or str(source).startswith((".", "~")) or str(source).count("/") != 1:
+        raise ModelLoadError(f"no model folder at {source}")
+    try:
+        return Path(snapshot_download(str(source), allow_patterns=list(_HUB_PATTERNS)))
+    except Exception as error:  # the hub client's errors share no base class
+        raise ModelLoadError(f"neither a folder nor a hub id that can be fetched: {source} ({error})") from error
+
+
+def _tokenizer_files(path: Path) -> dict[str, bytes]:
+    return {name: (path / name).read_bytes() for name in TOKENIZER_FILES if (path / name).is_file()}
+
+
+def _logits_type(model: Module) -> tuple[int, mx.Dtype]:
+    """Width and type of the logits, from the graph of one forward that is never evaluated."""
+    logits = model(mx.array([[0]]))
+    return int(logits.shape[-1]), logits.dtype
+
+
+def _eos_ids(config: Mapping[str, Any]) -> Iterable[int]:
+    value = config.get("eos_token_id", _text_config(config).get("eos_token_id"))
+    if value is None:
+        return ()
+    return [int(v) for v in value] if isinstance(value, list) else [int(value)]
+
+
+def _max_context(config: Mapping[str, Any]) -> int:
+    for source in (config, _text_config(config)):
+        for key in _CONTEXT_KEYS:
+            if isinstance(source.get(key), int):
+                return int(source[key])
+    raise ModelLoadError(f"the model's config names no context length (looked for {', '.join(_CONTEXT_KEYS)})")
+
+
+def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    nested = config.get("text_config")
+    return nested if isinstance(nested, Mapping) else {}

@@ -1,0 +1,329 @@
+"""The MTP lane's engine: rows of different lengths, decoded together in cycles of draft, verify and commit.
+
+One cycle is always in flight while the host works on the one before it, so stops, joins and leaving take effect a
+cycle late and what was computed for a row that had ended is thrown away. Owns the order of things on the host; what
+happens on the device is `device_batch`'s.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from mtplx_core.cost_table import assumed_costs
+from mtplx_core.depth import AdaptiveDepth, DepthPolicy, FixedDepth, Odds, Trial
+from mtplx_core.device_batch import DeviceBatch, Plan, Started
+from mtplx_core.engine import Geometry, PrefillProgress, Row, RowEnd, RowTokens, StepResult
+from mtplx_core.errors import EngineDeadError
+from mtplx_core.heads.base import Head
+from mtplx_core.isolation import inside_mtp_lane
+from mtplx_core.loader import LoadedModel
+from mtplx_core.logprobs import row_logprobs
+from mtplx_core.prefill import Prefill
+from mtplx_core.rows import check_row, row_end
+from mtplx_core.seats import Seat, Seats
+from mtplx_core.telemetry import Telemetry
+from mtplx_core.trunk import Trunk
+
+logger = logging.getLogger(__name__)
+
+TIMED_EVERY = 256
+"""Cycles between two that are evaluated stage by stage."""
+_CLEAR_EVERY = 512
+"""Cycles between two clearings of MLX's buffer cache."""
+NOT_FINITE = "the model produced numbers that are not finite"
+
+
+@dataclass(frozen=True, slots=True)
+class MtpOptions:
+    """How the engine runs, beyond its geometry."""
+
+    policy: DepthPolicy | None = None
+    """None: adaptive up to the geometry's depth, from an assumed cost table."""
+    chunk_tokens: int | None = None
+    """Prompt tokens fed between two cycles; None: the geometry's."""
+    keeps_width: bool = False
+    """Leave holes where rows left, so that the rows that stay see the same number of physical rows."""
+    clock: Callable[[], float] = time.perf_counter
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A cycle on the device whose result the host has not read."""
+
+    seats: list[tuple[int, Seat]]
+    width: int
+    depth: int
+    started: Started
+    follows: bool
+    """Whether it was started while another was in flight and with nothing in between."""
+
+
+class MtpBatchEngine:
+    """See `Engine`. Decodes up to `decode_batch_max` rows at once and drafts up to `depth` tokens per row and cycle.
+
+    Args:
+        loaded: the model; every layer of it must keep a plain key-value cache.
+        geometry: the lane's bounds.
+        head: drafts where prompt lookup finds nothing.
+        options: depth policy, prefill chunk, clock.
+
+    Raises:
+        UnsupportedModeError: the ragged cache cannot carry this model.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        geometry: Geometry,
+        *,
+        head: Head | None = None,
+        options: MtpOptions | None = None,
+    ) -> None:
+        self._loaded = loaded
+        self._geometry = geometry
+        self._options = options or MtpOptions()
+        self._trunk = Trunk(loaded.model)
+        self._head = head
+        self._device = DeviceBatch(self._trunk, geometry, head)
+        self._policy = self._options.policy or _default_policy(geometry)
+        self._seats = Seats()
+        self._waiting: deque[Prefill] = deque()
+        self._already_ended: list[RowEnd] = []
+        self._flight: _Flight | None = None
+        self._telemetry = Telemetry()
+        self._lane_odds = Odds(head_right=0.4 if self._device.head is not None else 0.0)
+        self._was_interrupted = True
+        """Whether something other than a cycle was given to the device since the last cycle."""
+        self._last_read_s = 0.0
+        self._is_dead = False
+
+    @property
+    def geometry(self) -> Geometry:
+        return self._geometry
+
+    @property
+    def active_rows(self) -> int:
+        return self._seats.taken + len(self._waiting) + len(self._already_ended)
+
+    def row_bytes(self, tokens: int) -> int:
+        return self._device.row_bytes(tokens)
+
+    def admit(self, row: Row) -> None:
+        check_row(row, geometry=self._geometry, vocab_size=self._trunk.vocab_size, active=self._active_ids())
+        if reason := row_end(row, row.committed, eos_token_ids=self._loaded.eos_token_ids):
+            self._already_ended.append(RowEnd(row.row_id, reason))
+            return
+        chunk = self._options.chunk_tokens or self._geometry.prefill_chunk_tokens
+        self._waiting.append(Prefill(self._trunk, self._device.head, row, chunk_tokens=chunk))
+
+    def discard(self, row_id: str) -> None:
+        before = self.active_rows
+        seat = self._seats.find(row_id)
+        if seat is not None:
+            self._seats.remove(seat)
+        self._waiting = deque(prefill for prefill in self._waiting if prefill.row.row_id != row_id)
+        self._already_ended = [end for end in self._already_ended if end.row_id != row_id]
+        self._telemetry.left["discarded"] += before - self.active_rows
+
+    def step(self) -> StepResult:
+        if self._is_dead:
+            raise EngineDeadError("an earlier step failed")
+        try:
+            with inside_mtp_lane():
+                return self._step()
+        except Exception as error:
+            self._is_dead = True
+            raise EngineDeadError(f"a decoding step failed: {error}") from error
+
+    def snapshot(self) -> Mapping[str, Any]:
+        lane = "mtp_batch_width" if self._geometry.decode_batch_max > 0 else ""
+        return {
+            "mode": "mtp_batch",
+            "lane": f"{lane}_{self._geometry.decode_batch_max}",
+            "active_rows": self.active_rows,
+            "prefill_rows": len(self._waiting),
+            "physical_rows": self._seats.width,
+            "depth_max": self._geometry.depth,
+            "head": self._device.head.name if self._device.head is not None else None,
+            "kv_bytes": self._device.kv_bytes,
+            **self._telemetry.snapshot(),
+        }
+
+    def close(self) -> None:
+        self._waiting.clear()
+        self._already_ended.clear()
+        for _, seat in list(self._seats):
+            self._seats.remove(seat)
+        self._free_if_empty()
+
+    def _step(self) -> StepResult:
+        ended, self._already_ended = self._already_ended, []
+        self._close_holes()
+        progress, failed = self._feed_prefill()
+        self._seat_prefilled()
+        before, self._flight = self._flight, self._start_cycle()
+        tokens, ends = self._collect(before) if before is not None else ([], [])
+        self._free_if_empty()
+        for end in (*ended, *failed, *ends):
+            self._telemetry.left[end.reason] += 1
+        return StepResult(tuple(tokens), (*ended, *failed, *ends), tuple(progress))
+
+    def _active_ids(self) -> list[str]:
+        seated = [seat.row.row_id for _, seat in self._seats]
+        waiting = [prefill.row.row_id for prefill in self._waiting]
+        return [*seated, *waiting, *(end.row_id for end in self._already_ended)]
+
+    def _close_holes(self) -> None:
+        """A waiting row is about to take a hole, so then it stays."""
+        if self._options.keeps_width and self._seats.taken:
+            return
+        if self._seats.width == self._seats.taken or (self._waiting and self._seats.taken):
+            return
+        moves = self._seats.close_holes()
+        self._device.close_holes(moves, width=self._seats.width)
+        self._was_interrupted = True
+
+    def _feed_prefill(self) -> tuple[list[PrefillProgress], list[RowEnd]]:
+        """One chunk between two cycles; a whole geometry's chunk when nobody is decoding."""
+        budget = 1 if self._seats.taken else self._geometry.prefill_chunk_tokens
+        progress: list[PrefillProgress] = []
+        ends: list[RowEnd] = []
+        for prefill in list(self._waiting):
+            while budget > 0 and not prefill.is_done:
+                budget -= prefill.next_tokens
+                self._was_interrupted = True
+                try:
+                    self._telemetry.prefill_tokens += prefill.feed()
+                except RuntimeError as error:  # what MLX raises when memory runs out, among others
+                    logger.warning("prefill failed", extra={"request_id": prefill.row.row_id}, exc_info=True)
+                    self._waiting.remove(prefill)
+                    ends.append(RowEnd(prefill.row.row_id, "error", f"prefill failed: {error}"))
+                    break
+                progress.append(prefill.progress)
+        return progress, ends
+
+    def _seat_prefilled(self) -> None:
+        while self._waiting and self._waiting[0].is_done:
+            prefill = self._waiting.popleft()
+            slot = self._seats.free_slot()
+            self._device.seat(slot, prefill)
+            self._seats.put(slot, Seat(prefill.row, list(prefill.row.committed), odds=self._lane_odds.copy()))
+            self._telemetry.joined += 1
+            self._was_interrupted = True
+
+    def _start_cycle(self) -> _Flight | None:
+        running = [(slot, seat) for slot, seat in self._seats if not seat.is_finishing]
+        if not running:
+            return None
+        depth = self._policy.choose([seat.odds for _, seat in running])
+        slots = {slot for slot, _ in running}
+        asked = [seat.row.top_logprobs for _, seat in running if seat.row.top_logprobs is not None]
+        plan = Plan(
+            depth=depth,
+            longest=max(seat.longest for _, seat in running) + depth + 1,
+            parked=frozenset(range(self._seats.width)) - slots,
+            top_logprobs=max(asked, default=None),
+            is_timed=self._telemetry.cycles % TIMED_EVERY == TIMED_EVERY - 1,
+        )
+        follows = self._flight is not None and not self._was_interrupted and not plan.is_timed
+        started = self._start_timed(plan) if plan.is_timed else self._device.start(plan)
+        self._was_interrupted = plan.is_timed
+        for _, seat in running:
+            seat.in_flight.append(depth + 1)
+        return _Flight(running, self._seats.width, depth, started, follows)
+
+    def _start_timed(self, plan: Plan) -> Started:
+        """One cycle stage by stage, with a barrier behind each, to see where the time goes."""
+        clock = self._options.clock
+        if self._flight is not None:
+            mx.eval(self._flight.started.result)
+        times = [clock()]
+        started = self._device.start(plan)
+        times.append(clock())
+        for stage in started.stages:
+            mx.eval(stage)
+            times.append(clock())
+        names = ("build", "draft", "verify", "sample")
+        self._telemetry.stage_s = dict(zip(names, _differences(times), strict=True))
+        return started
+
+    def _collect(self, flight: _Flight) -> tuple[list[RowTokens], list[RowEnd]]:
+        asked_s = self._options.clock()
+        values: Any = flight.started.result.tolist()  # the one wait of a cycle
+        self._time(flight, asked_s=asked_s, read_s=self._options.clock())
+        tokens: list[RowTokens] = []
+        ends: list[RowEnd] = []
+        trials: list[Trial] = []
+        for slot, seat in flight.seats:
+            seat.in_flight.pop(0)
+            if seat.has_left:
+                continue
+            accepted, is_finite, *lookup = values[slot][flight.depth + 1 :]
+            if not is_finite:
+                ends.append(self._leave(seat, "error", NOT_FINITE))
+                continue
+            trials.append(Trial(flight.depth, accepted, *map(bool, lookup)))
+            self._learn(seat, flight, trials[-1])
+            tokens.append(self._commit(seat, flight, slot, values[slot][: accepted + 1]))
+            if reason := row_end(seat.row, seat.tokens, eos_token_ids=self._loaded.eos_token_ids):
+                ends.append(self._leave(seat, reason))
+        self._telemetry.count_cycle(flight.depth, trials, has_head=self._device.head is not None)
+        if self._telemetry.cycles % _CLEAR_EVERY == 0:
+            mx.clear_cache()
+        return tokens, ends
+
+    def _commit(self, seat: Seat, flight: _Flight, slot: int, tokens: list[int]) -> RowTokens:
+        """Take what was accepted, up to the token that ends the row."""
+        position = len(seat.tokens)
+        for token in tokens:
+            seat.tokens.append(token)
+            if row_end(seat.row, seat.tokens, eos_token_ids=self._loaded.eos_token_ids):
+                break
+        fresh = tuple(seat.tokens[position:])
+        self._telemetry.tokens += len(fresh)
+        arrays = flight.started.logprobs
+        if arrays is None or seat.row.top_logprobs is None:
+            return RowTokens(seat.row.row_id, position, fresh)
+        logprobs = row_logprobs(arrays, row=slot, count=len(fresh), top=seat.row.top_logprobs)
+        return RowTokens(seat.row.row_id, position, fresh, logprobs)
+
+    def _learn(self, seat: Seat, flight: _Flight, trial: Trial) -> None:
+        seat.count_cycle(len(flight.seats), flight.depth, trial.accepted)
+        seat.odds.learn(trial)
+        self._lane_odds.learn(trial)
+
+    def _leave(self, seat: Seat, reason: str, message: str = "") -> RowEnd:
+        self._seats.remove(seat)
+        return RowEnd(seat.row.row_id, reason, message, seat.stats())  # type: ignore[arg-type]
+
+    def _time(self, flight: _Flight, *, asked_s: float, read_s: float) -> None:
+        """A cycle took from one reading to the next, if the device had nothing else to do and was waited for."""
+        took_s, waited_s = read_s - self._last_read_s, read_s - asked_s
+        self._last_read_s = read_s
+        if flight.follows and waited_s > 0.05 * took_s:
+            self._telemetry.time_cycle(flight.width, flight.depth, took_s)
+            self._policy.see_cost(flight.width, flight.depth, took_s)
+
+    def _free_if_empty(self) -> None:
+        if self.active_rows or not self._seats.width:
+            return
+        self._flight = None
+        self._seats.close_holes()
+        self._device.release()
+
+
+def _default_policy(geometry: Geometry) -> DepthPolicy:
+    if geometry.depth == 0:
+        return FixedDepth(0)
+    return AdaptiveDepth(geometry.depth, assumed_costs(rows=geometry.decode_batch_max, depth=geometry.depth))
+
+
+def _differences(times: list[float]) -> list[float]:
+    return [after - before for before, after in zip(times, times[1:], strict=False)]

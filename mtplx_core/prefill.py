@@ -1,0 +1,74 @@
+"""Feeds one row's prompt to the trunk, and to the head, in chunks whose boundaries depend on the prompt alone.
+
+A row is prefilled in caches of its own, of mlx-lm's plain kind, so that neither its neighbours nor their number
+touch its keys and values. Moving them into the batch is not done here.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from mtplx_core.engine import PrefillProgress, Row
+from mtplx_core.heads.base import Head
+from mtplx_core.ragged_cache import plain_caches
+from mtplx_core.trunk import Trunk
+
+
+class Prefill:
+    """One row on its way into the batch: all of its tokens are fed but the last, which the first cycle feeds.
+
+    Args:
+        trunk: the model.
+        head: fed with every pair but the last, which the first draft needs.
+        row: prompt and what is already committed.
+        chunk_tokens: tokens fed at once.
+    """
+
+    def __init__(self, trunk: Trunk, head: Head | None, row: Row, *, chunk_tokens: int) -> None:
+        self.row = row
+        self.tokens = [*row.prompt, *row.committed]
+        self.total = len(self.tokens) - 1
+        self.done = 0
+        self.caches = plain_caches(len(trunk.layers))
+        self.head_caches = plain_caches(head.cached_layers if head else 0)
+        self.last_hidden: mx.array | None = None
+        """Hidden state of the last token fed, (1, 1, hidden); None for a prompt of one token or without a head."""
+        self._trunk = trunk
+        self._head = head
+        self._chunk = chunk_tokens
+        self._ids = mx.array([self.tokens], mx.int32)
+
+    @property
+    def is_done(self) -> bool:
+        return self.done == self.total
+
+    @property
+    def next_tokens(self) -> int:
+        """Tokens the next `feed` feeds."""
+        return min(self._chunk, self.total - self.done)
+
+    @property
+    def progress(self) -> PrefillProgress:
+        """The last token counts as done with the others, although the first cycle feeds it."""
+        return PrefillProgress(self.row.row_id, self.done + self.is_done, self.total + 1)
+
+    def feed(self) -> int:
+        """Start the next chunk on the device without waiting for it; returns its tokens."""
+        start, end = self.done, self.done + self.next_tokens
+        hidden = self._trunk.hidden(self._ids[:, start:end], self.caches)
+        if self._head is not None:
+            self._feed_head(hidden, start, end)
+        self.done = end
+        filled = [cache.state[:2] for cache in (*self.caches, *self.head_caches) if cache.keys is not None]
+        mx.async_eval(filled, self.last_hidden)  # type: ignore[no-untyped-call]  # mlx annotates only in part
+        return end - start
+
+    def _feed_head(self, hidden: mx.array, start: int, end: int) -> None:
+        """Pairs lag one behind: the last hidden state of a chunk is paired in the next one."""
+        assert self._head is not None
+        if self.last_hidden is not None:
+            hidden = mx.concatenate([self.last_hidden, hidden], axis=1)
+            start -= 1
+        self.last_hidden = hidden[:, -1:]
+        if hidden.shape[1] > 1:
+            self._head(hidden[:, :-1], self._ids[:, start + 1 : end], self.head_caches)

@@ -1,0 +1,235 @@
+"""Key-value caches for rows of different lengths, behind mlx-lm's cache interface.
+
+Each row writes at its own offset and sees what lies before it; lowering an offset is all it takes to reject
+positions, which are then overwritten. Rows that are parked write into a sink behind the capacity. The bound on what
+may be written is kept on the host, so no device value is ever read back. It owns no policy: who sits in which slot
+and how long rows may become is the caller's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+from mlx_lm.models.cache import KVCache
+
+GROWTH_TOKENS = 256
+
+
+class LayerShape(NamedTuple):
+    """What one layer keeps per token; key and value heads may differ in size."""
+
+    heads: int
+    key_size: int
+    value_size: int
+    dtype: mx.Dtype
+
+    @property
+    def token_bytes(self) -> int:
+        return self.heads * (self.key_size + self.value_size) * self.dtype.size
+
+
+class Window(NamedTuple):
+    """What one forward writes and sees, the same for all layers."""
+
+    offset: mx.array
+    """First position of each row, (rows,) int32."""
+    write: mx.array
+    """Where each position goes, (rows, 1, positions, 1) int32."""
+    attended: int
+    """Keys that take part: a bucket at least as long as the longest row."""
+    mask: mx.array
+    """(rows, 1 or query heads, positions, attended) bool"""
+
+
+class RaggedLayer:
+    """One layer's keys and values, (slots, heads, capacity + sink, size), with mlx-lm's cache verbs."""
+
+    def __init__(self, cache: RaggedCache, shape: LayerShape) -> None:
+        self._cache = cache
+        self.shape = shape
+        self.keys = mx.zeros((0, shape.heads, 0, shape.key_size), shape.dtype)
+        self.values = mx.zeros((0, shape.heads, 0, shape.value_size), shape.dtype)
+
+    @property
+    def offset(self) -> mx.array:
+        return self._cache.window.offset
+
+    @property
+    def state(self) -> tuple[mx.array, mx.array]:
+        return self.keys, self.values
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.keys.nbytes + self.values.nbytes)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        window = self._cache.window
+        self.keys = _write(self.keys, keys, window.write)
+        self.values = _write(self.values, values, window.write)
+        rows = keys.shape[0]
+        return self.keys[:rows, :, : window.attended], self.values[:rows, :, : window.attended]
+
+    def make_mask(self, positions: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
+        return self._cache.window.mask
+
+    def is_trimmable(self) -> bool:
+        return False
+
+
+class RaggedCache:
+    """The caches of all layers: slots that rows take and leave, and the window of the forward being built.
+
+    Args:
+        shapes: one per layer.
+        query_heads: to lay the mask out for the fused attention kernel; 1 keeps it shared between heads, which is
+            what the unfused CPU path wants.
+        max_positions: most positions one forward writes; the size of the sink.
+        bucket: attended lengths are rounded up to a multiple of this (doubled with the length, so that the
+            padding stays below an eighth).
+    """
+
+    def __init__(
+        self, shapes: Sequence[LayerShape], *, query_heads: int = 1, max_positions: int = 1, bucket: int = 32
+    ) -> None:
+        self.layers = [RaggedLayer(self, shape) for shape in shapes]
+        self.slots = 0
+        self.capacity = 0
+        self.window = Window(mx.zeros((0,), mx.int32), mx.zeros((0, 1, 0, 1), mx.int32), 0, mx.zeros((0,)))
+        self._query_heads = query_heads
+        self._sink = max_positions
+        self._bucket = bucket
+
+    @property
+    def nbytes(self) -> int:
+        return sum(layer.nbytes for layer in self.layers)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [array for layer in self.layers for array in layer.state]
+
+    def token_bytes(self) -> int:
+        return sum(layer.shape.token_bytes for layer in self.layers)
+
+    def attended_for(self, tokens: int) -> int:
+        """The bucket that holds `tokens` keys."""
+        step = self._bucket
+        while step * 8 < tokens:
+            step *= 2
+        return -(-tokens // step) * step
+
+    def capacity_for(self, tokens: int) -> int:
+        """Tokens a slot is laid out for when it must hold `tokens`."""
+        return -(-self.attended_for(tokens) // GROWTH_TOKENS) * GROWTH_TOKENS
+
+    def reserve(self, slots: int, tokens: int) -> None:
+        """Make room for `slots` rows of `tokens` tokens each; what is there stays."""
+        capacity = max(self.capacity, self.capacity_for(tokens))
+        slots = max(slots, self.slots)
+        if slots == self.slots and capacity == self.capacity:
+            return
+        for layer in self.layers:
+            layer.keys = _grown(layer.keys, slots, capacity + self._sink, self.capacity)
+            layer.values = _grown(layer.values, slots, capacity + self._sink, self.capacity)
+            mx.eval(layer.state)  # layer by layer, so that only one is held twice
+        self.slots, self.capacity = slots, capacity
+
+    def release(self) -> None:
+        """Free all slots and their memory."""
+        for layer in self.layers:
+            layer.keys, layer.values = layer.keys[:0, :, :0], layer.values[:0, :, :0]
+        self.slots = self.capacity = 0
+        mx.eval(self.arrays)
+
+    def begin(self, offset: mx.array, positions: int, *, longest: int, parked: mx.array | None = None) -> None:
+        """Set the window of the next forward over the first `offset.size` slots.
+
+        Args:
+            offset: tokens each row has, (rows,) int32.
+            positions: positions the forward feeds.
+            longest: a host-side bound on `offset` plus `positions` over the rows not parked.
+            parked: rows whose positions go to the sink, (rows,) bool.
+
+        Raises:
+            ValueError: the bound is beyond the capacity; nothing on the device would check it.
+        """
+        if longest > self.capacity or positions > self._sink or offset.size > self.slots:
+            raise ValueError(f"{offset.size} rows of up to {longest} tokens do not fit {self.slots} x {self.capacity}")
+        steps = mx.arange(positions, dtype=mx.int32)
+        at = offset[:, None] + steps  # (rows, positions)
+        attended = self.attended_for(longest)
+        seen = mx.arange(attended, dtype=mx.int32) <= at[:, :, None]  # (rows, positions, attended)
+        if parked is not None:
+            at = mx.where(parked[:, None], self.capacity + steps, at)
+        mask = seen[:, None]
+        if self._query_heads > 1:
+            mask = mx.contiguous(mx.broadcast_to(mask, (mask.shape[0], self._query_heads, *mask.shape[2:])))
+        self.window = Window(offset, at[:, None, :, None], attended, mask)
+
+    def insert(self, slot: int, layers: Sequence[KVCache]) -> None:
+        """Copy a prefilled row in; behind it the slot is zero, so nothing of an earlier row can be met."""
+        tokens = layers[0].offset
+        if not tokens:
+            self.clear(slot)
+            return
+        given: Sequence[Any] = layers
+        for layer, filled in zip(self.layers, given, strict=True):
+            layer.keys = _replaced(layer.keys, slot, filled.keys, tokens)
+            layer.values = _replaced(layer.values, slot, filled.values, tokens)
+
+    def clear(self, slot: int) -> None:
+        """Zero a slot: a masked key still takes part as 0 times its value, so a NaN in it would spread."""
+        for layer in self.layers:
+            layer.keys[slot : slot + 1] = 0
+            layer.values[slot : slot + 1] = 0
+
+    def move(self, source: int, target: int) -> None:
+        """Copy one slot over another."""
+        for layer in self.layers:
+            layer.keys[target : target + 1] = layer.keys[source : source + 1]
+            layer.values[target : target + 1] = layer.values[source : source + 1]
+
+    def check(self) -> None:
+        """Raise if the layers disagree with the bookkeeping; for tests."""
+        for layer in self.layers:
+            for array in layer.state:
+                if array.shape[0] != self.slots or array.shape[2] not in (0, self.capacity + self._sink):
+                    raise AssertionError(f"{array.shape} is not {self.slots} x {self.capacity} + {self._sink}")
+
+
+def plain_caches(count: int) -> list[KVCache]:
+    """mlx-lm's caches for one row that is not in the batch."""
+    return [KVCache() for _ in range(count)]  # type: ignore[no-untyped-call]  # mlx-lm carries no types
+
+
+def layer_shapes(probe: Sequence[KVCache]) -> list[LayerShape]:
+    """The shapes behind a probe: caches that went through one forward, evaluated or not."""
+    filled: Sequence[Any] = probe
+    return [
+        LayerShape(cache.keys.shape[1], cache.keys.shape[3], cache.values.shape[3], cache.keys.dtype)
+        for cache in filled
+    ]
+
+
+def _write(buffer: mx.array, fresh: mx.array, at: mx.array) -> mx.array:
+    rows = fresh.shape[0]
+    index = mx.broadcast_to(at, fresh.shape)
+    if rows == buffer.shape[0]:
+        return mx.put_along_axis(buffer, index, fresh, axis=2)
+    buffer[:rows] = mx.put_along_axis(buffer[:rows], index, fresh, axis=2)
+    return buffer
+
+
+def _grown(buffer: mx.array, slots: int, length: int, keep: int) -> mx.array:
+    grown = mx.zeros((slots, buffer.shape[1], length, buffer.shape[3]), buffer.dtype)
+    if buffer.size:
+        grown[: buffer.shape[0], :, :keep] = buffer[:, :, :keep]
+    return grown
+
+
+def _replaced(buffer: mx.array, slot: int, filled: mx.array, tokens: int) -> mx.array:
+    row = mx.zeros((1, *buffer.shape[1:]), buffer.dtype)
+    row[:, :, :tokens] = filled[:, :, :tokens]
+    buffer[slot : slot + 1] = row
+    return buffer

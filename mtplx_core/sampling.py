@@ -1,0 +1,234 @@
+"""The one sampler of all lanes: a pure function of logits, parameters, seed and position in the completion.
+
+Order: bias, repetition, frequency, presence, temperature, min_p, top_k, top_p; then the largest of logit plus Gumbel
+noise, which is exact sampling. Nothing here reads a value back from the device, and a row's outcome is the same,
+bit for bit, whatever rows stand beside it.
+
+    batch = SamplingBatch([row.sampling for row in rows], vocab_size=vocab)     # when rows join or leave
+    noise = batch.noise(starts, positions=depth + 1)                            # optional: before the trunk runs
+    draft = batch.choose_draft(head_logits, starts, vocabulary=ids, history=history, drafts=drafts_so_far)
+    tokens = batch.choose(trunk_logits, starts, history=history, drafts=drafts, noise=noise)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from mtplx_core.engine import Sampling
+from mtplx_core.filters import FilterRows, apply_filters, filter_rows, has_filters
+from mtplx_core.noise import gumbel, noise_keys, seed_words
+from mtplx_core.penalties import (
+    PenaltyRows,
+    RowHistory,
+    column,
+    has_bias,
+    has_penalties,
+    penalise,
+    penalty_rows,
+)
+
+History = Sequence[RowHistory | None]
+
+
+class _Path(NamedTuple):
+    """Which stages a row goes through; rows of one path are computed together."""
+
+    is_edited: bool
+    is_noisy: bool
+    is_filtered: bool
+
+
+class Noise(NamedTuple):
+    """Noise made ahead of the logits: one array per group of rows, None for greedy ones."""
+
+    by_group: tuple[mx.array | None, ...]
+
+
+class SamplingBatch:
+    """The parameters of some rows, on the device, in row order. Cheap to use and not quite cheap to make.
+
+    Args:
+        rows: parameters in row order; the default `Sampling()` stands for a parked row.
+    """
+
+    def __init__(self, rows: Sequence[Sampling], *, vocab_size: int) -> None:
+        self.rows = tuple(rows)
+        self.vocab_size = vocab_size
+        self._groups = [_Group(path, indices, self) for path, indices in _by_path(rows).items()]
+        order = [index for group in self._groups for index in group.indices]
+        self._inverse = mx.array(sorted(range(len(order)), key=order.__getitem__), mx.int32)
+        self._all_tokens = mx.arange(vocab_size, dtype=mx.uint32)
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """Whether an argmax over the logits is all there is to do."""
+        return all(group.path == _Path(False, False, False) for group in self._groups)
+
+    @property
+    def needs_history(self) -> tuple[bool, ...]:
+        """Which rows must bring a `RowHistory`."""
+        return tuple(map(has_penalties, self.rows))
+
+    def noise(self, starts: mx.array, *, positions: int) -> Noise:
+        """The noise that `choose` will want for the same `starts`; it depends on no model output."""
+        return Noise(tuple(group.noise(starts, self._all_tokens, positions=positions) for group in self._groups))
+
+    def choose(
+        self,
+        logits: mx.array,
+        starts: mx.array,
+        *,
+        history: History | None = None,
+        drafts: mx.array | None = None,
+        noise: Noise | None = None,
+    ) -> mx.array:
+        """Choose the token at each position.
+
+        Args:
+            logits: raw logits of any float type, (rows, positions, vocab).
+            starts: position in the completion that `logits[:, 0]` predicts, (rows,) integer.
+            history: committed tokens by row; needed where `needs_history` says so.
+            drafts: (rows, positions - 1) tokens that the later positions are conditioned on.
+            noise: from `noise` with the same starts and number of positions.
+
+        Returns:
+            (rows, positions) uint32
+        """
+        noise = noise or self.noise(starts, positions=logits.shape[1])
+        parts = [
+            group.choose(logits, history=history, drafts=drafts, noise=made)
+            for group, made in zip(self._groups, noise.by_group, strict=True)
+        ]
+        return self._in_row_order(parts)
+
+    def choose_draft(
+        self,
+        logits: mx.array,
+        starts: mx.array,
+        *,
+        vocabulary: mx.array | None = None,
+        history: History | None = None,
+        drafts: mx.array | None = None,
+    ) -> mx.array:
+        """Draft one token per row, with the noise the target's choice at that position will use; filters are left out.
+
+        Args:
+            logits: a head's logits, (rows, tokens).
+            starts: position in the completion that is drafted, (rows,) integer.
+            vocabulary: (tokens,) token ids of the last axis; None means the whole vocabulary.
+            drafts: (rows, earlier drafts) that this one is conditioned on.
+
+        Returns:
+            (rows,) uint32 token ids
+        """
+        ids = self._all_tokens if vocabulary is None else vocabulary
+        parts = [
+            group.choose(
+                logits[:, None],
+                history=history,
+                drafts=drafts,
+                noise=group.noise(starts, ids, positions=1),
+                vocabulary=vocabulary,
+                skip_filters=True,
+            )
+            for group in self._groups
+        ]
+        chosen = self._in_row_order(parts)[:, 0]
+        return chosen if vocabulary is None else vocabulary[chosen].astype(mx.uint32)
+
+    def scores(
+        self,
+        logits: mx.array,
+        starts: mx.array,
+        *,
+        history: History | None = None,
+        drafts: mx.array | None = None,
+    ) -> mx.array:
+        """What `choose` takes the largest of, (rows, positions, vocab) float32: for audits and tests."""
+        noise = self.noise(starts, positions=logits.shape[1])
+        parts = [
+            group.scores(logits, history=history, drafts=drafts, noise=made)
+            for group, made in zip(self._groups, noise.by_group, strict=True)
+        ]
+        return self._in_row_order(parts)
+
+    def _in_row_order(self, parts: Sequence[mx.array]) -> mx.array:
+        return parts[0] if len(parts) == 1 else mx.concatenate(list(parts))[self._inverse]
+
+
+class _Group:
+    """The rows of one path."""
+
+    def __init__(self, path: _Path, indices: tuple[int, ...], batch: SamplingBatch) -> None:
+        rows = [batch.rows[index] for index in indices]
+        self.path = path
+        self.indices = indices
+        self._take = mx.array(indices, mx.int32) if len(indices) < len(batch.rows) else None
+        self._penalties: PenaltyRows | None = None
+        self._filters: FilterRows | None = None
+        self._temperature = column([row.temperature or 1.0 for row in rows])
+        if path.is_edited:
+            self._penalties = penalty_rows(rows, vocab_size=batch.vocab_size)
+        if path.is_noisy:
+            self._seeds = seed_words([row.seed for row in rows])
+        if path.is_filtered:
+            self._filters = filter_rows(rows)
+
+    def noise(self, starts: mx.array, token_ids: mx.array, *, positions: int) -> mx.array | None:
+        if not self.path.is_noisy:
+            return None
+        places = self._mine(starts)[:, None] + mx.arange(positions)
+        return gumbel(noise_keys(self._seeds, places), token_ids)
+
+    def choose(
+        self,
+        logits: mx.array,
+        *,
+        history: History | None,
+        drafts: mx.array | None,
+        noise: mx.array | None,
+        vocabulary: mx.array | None = None,
+        skip_filters: bool = False,
+    ) -> mx.array:
+        scores = self.scores(
+            logits, history=history, drafts=drafts, noise=noise, vocabulary=vocabulary, skip_filters=skip_filters
+        )
+        return mx.argmax(scores, axis=-1)
+
+    def scores(
+        self,
+        logits: mx.array,
+        *,
+        history: History | None,
+        drafts: mx.array | None,
+        noise: mx.array | None,
+        vocabulary: mx.array | None = None,
+        skip_filters: bool = False,
+    ) -> mx.array:
+        scores = self._mine(logits).astype(mx.float32)
+        if self._penalties is not None:
+            mine = [history[index] if history else None for index in self.indices]
+            made = self._mine(drafts) if drafts is not None else None
+            scores = penalise(scores, self._penalties, history=mine, drafts=made, vocabulary=vocabulary)
+        if noise is None:
+            return scores
+        scores = scores / self._temperature
+        if self._filters is not None and not skip_filters:
+            scores = apply_filters(scores, self._filters)
+        return scores + noise
+
+    def _mine(self, rows: mx.array) -> mx.array:
+        return rows if self._take is None else rows[self._take]
+
+
+def _by_path(rows: Iterable[Sampling]) -> dict[_Path, tuple[int, ...]]:
+    paths: dict[_Path, tuple[int, ...]] = {}
+    for index, row in enumerate(rows):
+        is_noisy = not row.is_greedy
+        # A greedy row takes the largest logit, which every filter keeps.
+        path = _Path(has_bias(row) or has_penalties(row), is_noisy, is_noisy and has_filters(row))
+        paths[path] = (*paths.get(path, ()), index)
+    return paths

@@ -1,0 +1,253 @@
+"""An engine without a model, for tests of everything around engines: each token is a function of prompt and position.
+
+It keeps the contract of `engine.py` to the letter, takes its speed and its failures from a `Script`, imports no MLX
+and samples nothing: sampling parameters are accepted and change nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Literal, NamedTuple
+
+from mtplx_core.engine import Geometry, PrefillProgress, Row, RowEnd, RowTokens, StepResult, TokenLogprob
+from mtplx_core.errors import EngineDeadError
+from mtplx_core.rows import RowProgress, check_row, row_end
+
+BYTES_PER_TOKEN = 1024
+_MASK64 = (1 << 64) - 1
+
+
+class Work(NamedTuple):
+    """What a step is about to do, for the pace to decide how long that takes."""
+
+    decoding_rows: int
+    prefill_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that goes wrong when a row would get its token at `position`.
+
+    `row` ends that row with an error, as logits that are not finite do; `dead` makes the step raise
+    `EngineDeadError`; `hang` blocks the step; `crash` kills this process at once.
+    """
+
+    kind: Literal["row", "dead", "hang", "crash"]
+    position: int = 0
+    strikes: Callable[[Row], bool] = lambda row: True
+    """Which rows it strikes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What a scripted engine plays."""
+
+    vocab_size: int = 256
+    first_token: int = 0
+    """Token ids below it are never played, the way to keep off a tokenizer's control tokens."""
+    tokens_per_step: tuple[int, ...] = (1,)
+    """Tokens a row gets in its first, second, ... cycle, over and over: (1, 3) plays multi-token steps."""
+    eos_token_id: int | None = None
+    eos_position: Callable[[tuple[int, ...]], int | None] = lambda prompt: None
+    """Position, by prompt, at which the end-of-sequence token stands."""
+    faults: tuple[Fault, ...] = ()
+
+
+def scripted_token(prompt: Sequence[int], position: int, vocab_size: int, *, first_token: int = 0) -> int:
+    """The token a scripted engine plays at `position` of the completion of `prompt`."""
+    return first_token + _mix(_prompt_key(prompt), position) % (vocab_size - first_token)
+
+
+def scripted_completion(row: Row, script: Script) -> tuple[int, ...]:
+    """All tokens of a row that nothing disturbs: what a client must see, whatever dies on the way."""
+    eos_ids = _eos_ids(script)
+    tokens: list[int] = []
+    while row_end(row, tokens, eos_token_ids=eos_ids) is None:
+        tokens.append(_play(row.prompt, len(tokens), script))
+    return tuple(tokens)
+
+
+def sleeping_pace(step_s: float, *, prefill_token_s: float = 0.0) -> Callable[[Work], None]:
+    """A pace in real time for processes that should look busy; tests in process pass their own callable."""
+    pause = threading.Event()
+
+    def pace(work: Work) -> None:
+        pause.wait((step_s if work.decoding_rows else 0.0) + prefill_token_s * work.prefill_tokens)
+
+    return pace
+
+
+@dataclass(slots=True)
+class _Active(RowProgress):
+    prefilled: int = 0
+
+    @property
+    def prefill_total(self) -> int:
+        return len(self.row.prompt) + len(self.row.committed)
+
+    @property
+    def is_decoding(self) -> bool:
+        return self.prefilled == self.prefill_total
+
+
+class ScriptedEngine:
+    """The engine interface over a `Script`."""
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        script: Script | None = None,
+        *,
+        pace: Callable[[Work], None] | None = None,
+        hang: Callable[[], object] | None = None,
+    ) -> None:
+        self._geometry = geometry
+        self._script = script or Script()
+        self._pace = pace or (lambda work: None)
+        self._hang = hang or threading.Event().wait
+        self._rows: dict[str, _Active] = {}
+        self._eos_ids = _eos_ids(self._script)
+        self._steps = 0
+        self._tokens = 0
+        self._dead = False
+
+    @property
+    def geometry(self) -> Geometry:
+        return self._geometry
+
+    @property
+    def active_rows(self) -> int:
+        return len(self._rows)
+
+    def row_bytes(self, tokens: int) -> int:
+        return tokens * BYTES_PER_TOKEN
+
+    def admit(self, row: Row) -> None:
+        check_row(row, geometry=self._geometry, vocab_size=self._script.vocab_size, active=self._rows)
+        self._rows[row.row_id] = _Active.of(row)
+
+    def discard(self, row_id: str) -> None:
+        self._rows.pop(row_id, None)
+
+    def step(self) -> StepResult:
+        if self._dead:
+            raise EngineDeadError("the scripted engine has died before")
+        if not self._rows:
+            return StepResult()
+        prefill = self._prefill()
+        decoding = [active for active in self._rows.values() if active.is_decoding]
+        self._pace(Work(len(decoding), sum(progress.fed for progress in prefill)))
+        tokens: list[RowTokens] = []
+        ends: list[RowEnd] = []
+        for active in decoding:
+            self._advance(active, width=len(decoding), tokens=tokens, ends=ends)
+        for end in ends:
+            del self._rows[end.row_id]
+        self._steps += 1
+        return StepResult(tuple(tokens), tuple(ends), tuple(progress.report for progress in prefill))
+
+    def snapshot(self) -> Mapping[str, Any]:
+        return {
+            "mode": "scripted",
+            "active_rows": len(self._rows),
+            "prefill_rows": sum(not active.is_decoding for active in self._rows.values()),
+            "steps": self._steps,
+            "tokens": self._tokens,
+        }
+
+    def close(self) -> None:
+        self._rows.clear()
+
+    def _prefill(self) -> list[_Fed]:
+        """Feed one chunk's worth of tokens, oldest row first."""
+        budget = self._geometry.prefill_chunk_tokens
+        fed: list[_Fed] = []
+        for active in self._rows.values():
+            count = min(budget, active.prefill_total - active.prefilled)
+            if count:
+                budget -= count
+                active.prefilled += count
+                report = PrefillProgress(active.row.row_id, active.prefilled, active.prefill_total)
+                fed.append(_Fed(count, report))
+        return fed
+
+    def _advance(self, active: _Active, *, width: int, tokens: list[RowTokens], ends: list[RowEnd]) -> None:
+        row, start = active.row, len(active.tokens)
+        count = self._script.tokens_per_step[active.cycles % len(self._script.tokens_per_step)]
+        active.count_cycle(width=width)
+        end = active.end(eos_token_ids=self._eos_ids)
+        while end is None and len(active.tokens) < start + count:
+            end = self._play_one(active)
+        if new := tuple(active.tokens[start:]):
+            self._tokens += len(new)
+            tokens.append(RowTokens(row.row_id, start, new, self._logprobs(row, start, new)))
+        if end is not None:
+            ends.append(end)
+
+    def _play_one(self, active: _Active) -> RowEnd | None:
+        position = len(active.tokens)
+        if error := self._strike(active.row, position):
+            return active.fail(error)
+        active.tokens.append(_play(active.row.prompt, position, self._script))
+        return active.end(eos_token_ids=self._eos_ids)
+
+    def _strike(self, row: Row, position: int) -> str:
+        """Carry out the faults planned here; returns the error that ends the row, or nothing."""
+        for fault in self._script.faults:
+            if fault.position != position or not fault.strikes(row):
+                continue
+            if fault.kind == "row":
+                return f"scripted failure at position {position}"
+            if fault.kind == "hang":
+                self._hang()
+            elif fault.kind == "crash":
+                os.kill(os.getpid(), signal.SIGKILL)
+            else:
+                self._dead = True
+                raise EngineDeadError(f"scripted death at position {position}")
+        return ""
+
+    def _logprobs(self, row: Row, start: int, tokens: Iterable[int]) -> tuple[TokenLogprob, ...] | None:
+        if row.top_logprobs is None:
+            return None
+        return tuple(self._logprob(row, position, token) for position, token in enumerate(tokens, start))
+
+    def _logprob(self, row: Row, position: int, token: int) -> TokenLogprob:
+        """Made-up but fixed numbers: the played token is always the likeliest, its neighbours follow."""
+        best = -(1 + _mix(_prompt_key(row.prompt), position + 1) % 1000) / 1000
+        ranked = range(min(row.top_logprobs or 0, self._script.vocab_size))
+        return TokenLogprob(best, tuple(((token + n) % self._script.vocab_size, best - n) for n in ranked))
+
+
+class _Fed(NamedTuple):
+    fed: int
+    report: PrefillProgress
+
+
+def _play(prompt: Sequence[int], position: int, script: Script) -> int:
+    if script.eos_token_id is not None and script.eos_position(tuple(prompt)) == position:
+        return script.eos_token_id
+    token = scripted_token(prompt, position, script.vocab_size, first_token=script.first_token)
+    # The end-of-sequence token stands where the script puts it and nowhere else.
+    return token if token != script.eos_token_id else script.first_token + (token == script.first_token)
+
+
+def _eos_ids(script: Script) -> frozenset[int]:
+    return frozenset() if script.eos_token_id is None else frozenset({script.eos_token_id})
+
+
+def _prompt_key(prompt: Sequence[int]) -> int:
+    return int.from_bytes(blake2b(array("q", prompt).tobytes(), digest_size=8).digest(), "little")
+
+
+def _mix(key: int, position: int) -> int:
+    x = (key + (position + 1) * 0x9E3779B97F4A7C15) & _MASK64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return x ^ (x >> 31)

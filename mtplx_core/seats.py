@@ -1,0 +1,103 @@
+"""The host side of the batch: who sits in which slot, what each row has said so far, and what is still in flight.
+
+Imports no MLX. Token values arrive one cycle late here, so everything that must be known when a cycle is built is a
+bound: at least one token per cycle in flight, at most all of its positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from mtplx_core.depth import Odds
+from mtplx_core.engine import Row, RowStats
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """A row in the batch."""
+
+    row: Row
+    tokens: list[int]
+    """The completion so far, what earlier attempts committed included."""
+    odds: Odds = field(default_factory=Odds)
+    in_flight: list[int] = field(default_factory=list)
+    """Positions of each cycle that was started and not collected."""
+    has_left: bool = False
+    """Ended or discarded; what is in flight for it is thrown away."""
+    cycles: int = 0
+    drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    widths: list[int] = field(default_factory=list)
+    """Smallest and largest number of rows it was decoded with."""
+
+    @property
+    def is_finishing(self) -> bool:
+        """Whether what is in flight will fill it for certain, so that another cycle would be wasted."""
+        return self.has_left or len(self.tokens) + len(self.in_flight) >= self.row.max_tokens
+
+    @property
+    def longest(self) -> int:
+        """The most tokens its slot may hold once all in flight is done."""
+        return len(self.row.prompt) + len(self.tokens) - 1 + sum(self.in_flight)
+
+    def count_cycle(self, width: int, depth: int, accepted: int) -> None:
+        self.cycles += 1
+        while len(self.drafted) < depth:
+            self.drafted.append(0)
+            self.accepted.append(0)
+        for place in range(depth):
+            self.drafted[place] += 1
+            self.accepted[place] += place < accepted
+        self.widths = [min([width, *self.widths]), max([width, *self.widths])]
+
+    def stats(self) -> RowStats:
+        low, high = self.widths or (0, 0)
+        return RowStats(self.cycles, tuple(self.drafted), tuple(self.accepted), low, high)
+
+
+class Seats:
+    """Slots in order; a hole is None."""
+
+    def __init__(self) -> None:
+        self._slots: list[Seat | None] = []
+
+    def __iter__(self) -> Iterator[tuple[int, Seat]]:
+        return ((slot, seat) for slot, seat in enumerate(self._slots) if seat is not None)
+
+    @property
+    def width(self) -> int:
+        """Physical rows, holes included."""
+        return len(self._slots)
+
+    @property
+    def taken(self) -> int:
+        return sum(seat is not None for seat in self._slots)
+
+    def find(self, row_id: str) -> Seat | None:
+        return next((seat for _, seat in self if seat.row.row_id == row_id), None)
+
+    def free_slot(self) -> int:
+        """The first hole, or the slot behind the last."""
+        return next((slot for slot, seat in enumerate(self._slots) if seat is None), len(self._slots))
+
+    def put(self, slot: int, seat: Seat) -> None:
+        if slot == len(self._slots):
+            self._slots.append(None)
+        self._slots[slot] = seat
+
+    def remove(self, seat: Seat) -> None:
+        seat.has_left = True
+        self._slots[self._slots.index(seat)] = None
+
+    def close_holes(self) -> list[tuple[int, int]]:
+        """Move seats from the end into holes; returns the moves as (source, target) and drops the empty end."""
+        moves = []
+        while None in self._slots:
+            last = self._slots.pop()
+            if last is None:
+                continue
+            hole = self._slots.index(None)
+            self._slots[hole] = last
+            moves.append((len(self._slots), hole))
+        return moves

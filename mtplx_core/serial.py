@@ -1,0 +1,196 @@
+"""Rows decoded each by itself: the serial lane with one row, the b1-exact profile with several in turn.
+
+Every forward holds one row, so a row's numbers do not depend on who else is here; prompts are split at places that
+depend on the prompt alone. The plain decoder that the other engines are measured against.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
+
+from mtplx_core.cache_bytes import cache_bytes
+from mtplx_core.engine import Geometry, PrefillProgress, Row, RowEnd, RowTokens, StepResult, TokenLogprob
+from mtplx_core.errors import EngineDeadError
+from mtplx_core.loader import LoadedModel
+from mtplx_core.logprobs import LogprobArrays, logprob_arrays, row_logprobs
+from mtplx_core.penalties import RowHistory, has_penalties, row_history
+from mtplx_core.rows import RowProgress, check_row
+from mtplx_core.sampling import SamplingBatch
+
+logger = logging.getLogger(__name__)
+
+NOT_FINITE = "the model produced numbers that are not finite"
+_CLEAR_EVERY_STEPS = 256
+
+
+@dataclass(slots=True, eq=False)
+class _Active(RowProgress):
+    cache: list[Any] = field(default_factory=list)
+    fed: int = 0
+    """Tokens of the sequence that are in the cache."""
+    sampler: SamplingBatch | None = None
+    history: RowHistory | None = None
+
+    @property
+    def left_to_prefill(self) -> int:
+        """The last token is fed by the first decoding step, which needs its logits."""
+        return len(self.row.prompt) + len(self.tokens) - 1 - self.fed
+
+
+@dataclass(slots=True, eq=False)
+class _Choice:
+    """One row's next token, on the device until the step is evaluated."""
+
+    token: mx.array
+    """(1, 1)"""
+    is_finite: mx.array
+    """(1, 1)"""
+    logprobs: LogprobArrays | None
+
+
+class SerialEngine:
+    """See `Engine`. Holds up to `decode_batch_max` rows and runs one forward per row and step."""
+
+    def __init__(self, loaded: LoadedModel, geometry: Geometry) -> None:
+        self._model: Any = loaded.model
+        self._vocab_size = loaded.vocab_size
+        self._eos_ids = loaded.eos_token_ids
+        self._geometry = geometry
+        self._cache_bytes = cache_bytes(loaded.model)
+        self._rows: dict[str, _Active] = {}
+        self._steps = self._tokens = self._prefill_tokens = 0
+        self._is_dead = False
+
+    @property
+    def geometry(self) -> Geometry:
+        return self._geometry
+
+    @property
+    def active_rows(self) -> int:
+        return len(self._rows)
+
+    def row_bytes(self, tokens: int) -> int:
+        return self._cache_bytes.of(tokens)
+
+    def admit(self, row: Row) -> None:
+        check_row(row, geometry=self._geometry, vocab_size=self._vocab_size, active=self._rows)
+        active = _Active.of(row)
+        active.cache = list(make_prompt_cache(self._model))
+        active.sampler = SamplingBatch([row.sampling], vocab_size=self._vocab_size)
+        if has_penalties(row.sampling):
+            active.history = row_history(row.prompt, row.committed, vocab_size=self._vocab_size)
+        self._rows[row.row_id] = active
+
+    def discard(self, row_id: str) -> None:
+        self._rows.pop(row_id, None)
+
+    def step(self) -> StepResult:
+        if self._is_dead:
+            raise EngineDeadError("an earlier step failed")
+        try:
+            return self._step()
+        except Exception as error:
+            self._is_dead = True
+            raise EngineDeadError(f"a decoding step failed: {error}") from error
+
+    def snapshot(self) -> Mapping[str, Any]:
+        return {
+            "mode": "serial",
+            "active_rows": len(self._rows),
+            "prefill_rows": sum(active.left_to_prefill > 0 for active in self._rows.values()),
+            "steps": self._steps,
+            "tokens": self._tokens,
+            "prefill_tokens": self._prefill_tokens,
+            "cache_bytes": sum(layer.nbytes for active in self._rows.values() for layer in active.cache),
+        }
+
+    def close(self) -> None:
+        self._rows.clear()
+        mx.clear_cache()
+
+    def _step(self) -> StepResult:
+        if not self._rows:
+            return StepResult()
+        ends = [end for active in self._rows.values() if (end := active.end(eos_token_ids=self._eos_ids))]
+        self._drop(ends)  # their last token had been committed before they came here
+        prefill = self._prefill()
+        decoding = [active for active in self._rows.values() if active.left_to_prefill == 0]
+        tokens, new_ends = self._decode(decoding)
+        self._drop(new_ends)
+        self._steps += 1
+        if self._steps % _CLEAR_EVERY_STEPS == 0:
+            mx.clear_cache()
+        return StepResult(tuple(tokens), (*ends, *new_ends), tuple(prefill))
+
+    def _drop(self, ends: Sequence[RowEnd]) -> None:
+        for end in ends:
+            del self._rows[end.row_id]
+
+    def _prefill(self) -> list[PrefillProgress]:
+        """Feed whole chunks, oldest row first, until one chunk's worth of tokens has been fed."""
+        budget = self._geometry.prefill_chunk_tokens
+        progress: list[PrefillProgress] = []
+        for active in self._rows.values():
+            while active.left_to_prefill > 0 and budget > 0:
+                count = min(active.left_to_prefill, self._geometry.prefill_chunk_tokens)
+                self._feed(active, count)
+                budget -= count
+                done = active.fed + (active.left_to_prefill == 0)
+                progress.append(PrefillProgress(active.row.row_id, done, len(active.sequence)))
+        return progress
+
+    def _feed(self, active: _Active, count: int) -> None:
+        chunk = active.sequence[active.fed : active.fed + count]
+        self._model(mx.array([chunk]), cache=active.cache)
+        mx.eval([layer.state for layer in active.cache])
+        mx.clear_cache()
+        active.fed += count
+        self._prefill_tokens += count
+
+    def _decode(self, decoding: Sequence[_Active]) -> tuple[list[RowTokens], list[RowEnd]]:
+        if not decoding:
+            return [], []
+        choices = [self._choose(active) for active in decoding]
+        chosen = mx.concatenate([choice.token for choice in choices], axis=1)
+        finite = mx.concatenate([choice.is_finite for choice in choices], axis=1)
+        # The one evaluation of the step.
+        mx.eval(chosen, finite, [list(choice.logprobs) for choice in choices if choice.logprobs is not None])
+        ids: Any = chosen[0].tolist()
+        is_finite: Any = finite[0].tolist()
+        tokens: list[RowTokens] = []
+        ends: list[RowEnd] = []
+        for active, choice, token, is_good in zip(decoding, choices, ids, is_finite, strict=True):
+            active.count_cycle(width=1)
+            if not is_good:
+                ends.append(active.fail(NOT_FINITE))
+                continue
+            tokens.append(self._commit(active, token, choice.logprobs))
+            if end := active.end(eos_token_ids=self._eos_ids):
+                ends.append(end)
+        return tokens, ends
+
+    def _choose(self, active: _Active) -> _Choice:
+        assert active.sampler is not None
+        logits = self._model(mx.array([active.sequence[-1:]]), cache=active.cache)  # (1, 1, vocab)
+        active.fed += 1
+        token = active.sampler.choose(logits, mx.array([len(active.tokens)]), history=[active.history])
+        top = active.row.top_logprobs
+        logprobs = None if top is None else logprob_arrays(logits, token, top=top)
+        return _Choice(token, mx.all(logits < mx.inf, axis=-1), logprobs)
+
+    def _commit(self, active: _Active, token: int, logprobs: LogprobArrays | None) -> RowTokens:
+        position = len(active.tokens)
+        active.tokens.append(token)
+        self._tokens += 1
+        if active.history is not None:
+            active.history = active.history.append([token])
+        details: tuple[TokenLogprob, ...] | None = None
+        if logprobs is not None:
+            details = row_logprobs(logprobs, row=0, count=1, top=active.row.top_logprobs or 0)
+        return RowTokens(active.row.row_id, position, (token,), details)

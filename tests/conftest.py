@@ -1,0 +1,26 @@
+"""Set-up for the whole suite: the matrix product, before any test module imports MLX, and the one real model."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mtplx_core.blas import load_blas
+
+if TYPE_CHECKING:
+    from mtplx_core.loader import LoadedModel
+
+load_blas()
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> LoadedModel:
+    """SmolLM2-135M-Instruct out of the user's cache, fetched first where it is missing."""
+    from mtplx_core.fetch import default_cache_dir, fetch_default_model
+    from mtplx_core.loader import load_model
+
+    cache_dir = default_cache_dir(os.environ)
+    folder = fetch_default_model(cache_dir, on_progress=lambda progress: None)
+    return load_model(folder, cache_dir=cache_dir)
