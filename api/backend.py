@@ -1,0 +1,92 @@
+"""What the API needs of the queue, as a seam, and the one real thing behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from broker.client import Client
+from broker.registry import DaemonRecord, Load
+from broker.wire import Cause, Event, ModelCard, Request, Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Who serves what, as the registry said at one moment."""
+
+    cards: Mapping[str, ModelCard] = field(default_factory=dict)
+    """By model identity."""
+    daemons: Sequence[DaemonRecord] = ()
+    last_seen_ms: Mapping[str, int] = field(default_factory=dict)
+    load: Load = Load({}, {}, {})
+    ended: Mapping[str, int] = field(default_factory=dict)
+    now_ms: int = 0
+    """Redis' clock, by which `last_seen_ms` is measured."""
+
+    @property
+    def workers(self) -> list[DaemonRecord]:
+        return [daemon for daemon in self.daemons if daemon.lane is not None and not daemon.is_dead]
+
+
+class Handle(Protocol):
+    """One accepted request; see `broker.client.Handle`."""
+
+    def events(self) -> AsyncIterator[Event]: ...
+
+    async def abandon(self, cause: Cause = "client") -> None: ...
+
+
+class Backend(Protocol):
+    """The queue as seen from here."""
+
+    @property
+    def is_connected(self) -> bool: ...
+
+    async def submit(
+        self, request: Request, ticket: Ticket, *, seed: int | None, timeout_ms: int, retain_ms: int
+    ) -> Handle:
+        """Raises: RefusedError, BrokerUnavailableError."""
+
+    async def fleet(self) -> Fleet:
+        """Raises: BrokerUnavailableError."""
+
+    async def tokenizer_files(self, digest: str) -> dict[str, bytes]:
+        """Raises: BrokerUnavailableError."""
+
+    async def close(self) -> None: ...
+
+
+class RedisBackend:
+    """The broker room's client and registry behind the seam."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    @property
+    def is_connected(self) -> bool:
+        return self._client.is_connected
+
+    async def submit(
+        self, request: Request, ticket: Ticket, *, seed: int | None, timeout_ms: int, retain_ms: int
+    ) -> Handle:
+        return await self._client.submit(request, ticket, seed=seed, timeout_ms=timeout_ms, retain_ms=retain_ms)
+
+    async def fleet(self) -> Fleet:
+        registry = self._client.registry
+        cards, daemons, last_seen_ms, load, ended, now_ms = await asyncio.gather(
+            registry.cards(),
+            registry.daemons(),
+            registry.last_seen_ms(),
+            registry.load(),
+            registry.ended(),
+            registry.now_ms(),
+        )
+        return Fleet(cards, daemons, last_seen_ms, load, ended, now_ms)
+
+    async def tokenizer_files(self, digest: str) -> dict[str, bytes]:
+        return await self._client.registry.tokenizer_files(digest)
+
+    async def close(self) -> None:
+        await self._client.close()

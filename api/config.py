@@ -1,0 +1,81 @@
+"""The one configuration object of an API process; built by the command line, read by everybody here."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from api.errors import ApiConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ApiConfig:
+    """How one API process serves."""
+
+    redis_url: str
+    """Any redis-py URL: redis://, rediss:// or unix://."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    keys_file: Path | None = None
+    """TOML file of hashed API keys; see `api.access`. Without one, everybody who can connect may ask."""
+    allow_open: bool = False
+    """Serve beyond loopback without keys."""
+    keep_alive_s: float = 10.0
+    """Longest silence on a stream before a comment is sent; at most 15."""
+    body_limit_bytes: int = 10 * 1024 * 1024
+    default_timeout_s: float = 3600.0
+    """Deadline of a request that names none."""
+    max_timeout_s: float = 6 * 3600.0
+    retention_s: float = 600.0
+    """How long an ended request stays readable."""
+    lane_grace_s: float = 60.0
+    """How long a model without a live worker still queues."""
+    drain_s: float = 30.0
+    """How long open streams may go on after SIGTERM."""
+    registry_age_s: float = 1.0
+    """How old the picture of models and lanes may be."""
+
+    def __post_init__(self) -> None:
+        _check("port", self.port, allowed="0 to 65535", is_good=0 <= self.port <= 65535)
+        _check("keep_alive_s", self.keep_alive_s, allowed="above 0, at most 15", is_good=0 < self.keep_alive_s <= 15)
+        _check(
+            "body_limit_bytes", self.body_limit_bytes, allowed="at least 1024", is_good=self.body_limit_bytes >= 1024
+        )
+        longest = self.max_timeout_s
+        _check(
+            "default_timeout_s",
+            self.default_timeout_s,
+            allowed=f"above 0, at most max_timeout_s ({longest:g})",
+            is_good=0 < self.default_timeout_s <= longest,
+        )
+        for name in ("retention_s", "lane_grace_s", "drain_s", "registry_age_s"):
+            value = getattr(self, name)
+            _check(name, value, allowed="0 or more", is_good=value >= 0)
+
+    def check_exposure(self) -> None:
+        """Refuse to serve beyond this machine without keys, unless that was said explicitly.
+
+        Raises:
+            ApiConfigError: it would.
+        """
+        if self.keys_file is None and not self.allow_open and not is_loopback(self.host):
+            raise ApiConfigError(
+                f"host = {self.host!r} without keys: anybody who reaches this machine could use it; "
+                "allowed: a loopback host, a keys file, or serving openly said explicitly"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server bound to `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _check(key: str, value: object, *, allowed: str, is_good: bool) -> None:
+    if not is_good:
+        raise ApiConfigError(f"{key} = {value!r}: allowed: {allowed}")

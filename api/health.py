@@ -1,0 +1,134 @@
+"""Whether this process and its lanes can serve, in one word, with the picture that the word is drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from api.backend import Fleet
+from api.models import Catalog, is_loading
+from broker.errors import BrokerError
+from broker.registry import DaemonRecord
+
+Word = Literal["starting", "healthy", "draining", "stalled"]
+
+
+class WorkerHealth(Struct, frozen=True):
+    id: str
+    phase: str
+    accepting: bool
+    rows: int
+    rows_active: int
+    rows_free: int
+    snapshot: Mapping[str, Any]
+    """What the engine says of itself."""
+
+
+class LaneHealth(Struct, frozen=True):
+    """One lane: the workers with one fingerprint."""
+
+    lane: str
+    model: str
+    profile: str
+    mode: str
+    decode_batch_max: int
+    max_context_tokens: int
+    depth: int
+    workers: list[WorkerHealth]
+
+
+class Health(Struct, frozen=True):
+    status: Word
+    reason: str
+    lanes: list[LaneHealth]
+    queue: Mapping[str, int]
+    """Requests accepted and not yet ended, by priority."""
+    queue_tokens: Mapping[str, int]
+    open_requests: int
+
+    @property
+    def http_status(self) -> int:
+        return 200 if self.status == "healthy" else 503
+
+
+async def take_health(catalog: Catalog, *, is_draining: bool, is_connected: bool, open_requests: int) -> Health:
+    """The state of now; never fails, and shows the last picture while Redis is away."""
+    reason = ""
+    try:
+        fleet = await catalog.fleet()
+    except BrokerError as error:
+        fleet, reason = catalog.last, str(error)
+    if not reason and not is_connected:
+        reason = "the reply subscription is down"
+    word, why = ("stalled" if reason else "healthy"), reason  # type: tuple[Word, str]
+    if is_draining:
+        word, why = "draining", "this process is stopping"
+    elif not reason:
+        word, why = judge(fleet)
+    return Health(
+        status=word,
+        reason=why,
+        lanes=lanes(fleet),
+        queue=fleet.load.requests,
+        queue_tokens=fleet.load.tokens,
+        open_requests=open_requests,
+    )
+
+
+def judge(fleet: Fleet) -> tuple[Word, str]:
+    """The word for a fleet, and why."""
+    workers = fleet.workers
+    phases = {worker.fields.get("phase", "") for worker in workers}
+    if any(worker.is_accepting and worker.fields.get("phase") != "stalled" for worker in workers):
+        return "healthy", ""
+    if "stalled" in phases:
+        return "stalled", "rows are active and nothing moves"
+    if not workers or any(is_loading(worker) for worker in workers):
+        return "starting", "no worker is ready yet"
+    return "draining", "no worker accepts new rows"
+
+
+def lanes(fleet: Fleet) -> list[LaneHealth]:
+    """The fleet's workers by lane."""
+    by_lane: dict[str, list[DaemonRecord]] = {}
+    for worker in fleet.workers:
+        assert worker.lane is not None
+        by_lane.setdefault(worker.lane.fingerprint, []).append(worker)
+    return [_lane(name, workers) for name, workers in sorted(by_lane.items())]
+
+
+def _lane(name: str, workers: list[DaemonRecord]) -> LaneHealth:
+    lane = workers[0].lane
+    assert lane is not None
+    return LaneHealth(
+        lane=name,
+        model=lane.model,
+        profile=lane.profile,
+        mode=lane.mode,
+        decode_batch_max=lane.decode_batch_max,
+        max_context_tokens=lane.max_context_tokens,
+        depth=lane.depth,
+        workers=[_worker(worker) for worker in workers],
+    )
+
+
+def _worker(worker: DaemonRecord) -> WorkerHealth:
+    return WorkerHealth(
+        id=worker.id,
+        phase=worker.fields.get("phase", "unknown"),
+        accepting=worker.is_accepting,
+        rows=worker.lane.decode_batch_max if worker.lane is not None else 0,
+        rows_active=worker.active_rows,
+        rows_free=worker.free_rows,
+        snapshot=_snapshot(worker.fields.get("snapshot", "{}")),
+    )
+
+
+def _snapshot(text: str) -> Mapping[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        return {}

@@ -1,0 +1,51 @@
+"""The small GET endpoints: models, health, metrics."""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+from litestar import get
+from litestar.params import FromPath
+from litestar.types import ASGIApp
+
+from api.dependencies import OurPayer, OurServices
+from api.health import take_health
+from api.metrics import CONTENT_TYPE
+from api.responses import JsonResponse
+from api.schemas import ModelList
+from broker.errors import BrokerError
+
+_encoder = msgspec.json.Encoder()
+
+
+@get("/v1/models")
+async def list_models(services: OurServices, payer: OurPayer) -> ASGIApp:
+    """Every model that a worker has served."""
+    return JsonResponse(_encoder.encode(ModelList(await services.catalog.models())))
+
+
+@get("/v1/models/{name:path}")
+async def get_model(services: OurServices, payer: OurPayer, name: FromPath[str]) -> ASGIApp:
+    """One model, by name or identity."""
+    return JsonResponse(_encoder.encode(await services.catalog.model(str(name).removeprefix("/"))))
+
+
+@get("/health")
+async def get_health(services: OurServices) -> ASGIApp:
+    """One word for balancers, with the lanes for people."""
+    health = await take_health(
+        services.catalog,
+        is_draining=services.is_draining,
+        is_connected=services.backend.is_connected,
+        open_requests=services.metrics.open_requests,
+    )
+    return JsonResponse(_encoder.encode(health), status=health.http_status)
+
+
+@get("/metrics")
+async def get_metrics(services: OurServices) -> ASGIApp:
+    """Prometheus' text format."""
+    with contextlib.suppress(BrokerError):
+        await services.catalog.fleet()  # while Redis is away the last picture is shown
+    return JsonResponse(services.metrics.render(), headers={"content-type": CONTENT_TYPE})

@@ -1,0 +1,334 @@
+"""From a request body to what the queue takes: parsed, checked, rendered, tokenised, bounded. Submits nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from api.bundles import Bundle
+from api.chat import RESERVED, TemplateError
+from api.errors import BadRequestError, ContextLengthError
+from api.models import Route
+from api.schemas import UNSUPPORTED, ChatRequest, CompletionRequest, GenerationRequest, Message
+from broker.wire import Request, Sampling, Ticket, new_id, pack_tokens
+
+LONG_TEXT = 20_000
+"""Characters from which tokenising would hold up the event loop."""
+MAX_CHOICES = 128
+
+Body = TypeVar("Body", bound=GenerationRequest)
+
+_UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
+_MISSING_FIELD = re.compile(r"missing required field `([^`]*)`")
+_PATH = re.compile(r" - at `\$\.?([^`]*)`")
+
+
+@dataclass(frozen=True, slots=True)
+class Payer:
+    """Who asks: the id of the API key, empty when keys are off."""
+
+    key_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One choice of an answer: one request of the queue."""
+
+    request: Request
+    ticket: Ticket
+    seed: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One HTTP call, ready to be submitted."""
+
+    id: str
+    created_s: int
+    model: str
+    fingerprint: str
+    works: Sequence[Work]
+    prompt_tokens: int
+    """Tokens of all prompts, each counted once."""
+    clamped_max_tokens: int | None
+    """What `max_tokens` was lowered to; None when it was not."""
+    has_logprobs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What every choice of a call shares."""
+
+    id: str
+    body: GenerationRequest
+    route: Route
+    payer: Payer
+    max_tokens: int | None
+    top_logprobs: int | None
+
+
+def parse(data: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
+    """The body as a struct.
+
+    Raises:
+        BadRequestError: it is no JSON, or a field is missing, unknown, unsupported or out of bounds.
+    """
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        raise _field_error(str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequestError(f"The body is not JSON: {error}.") from error
+    except RecursionError as error:
+        raise BadRequestError("The body is nested too deeply.") from error
+
+
+async def chat_job(body: ChatRequest, route: Route, bundle: Bundle, payer: Payer) -> Job:
+    """Raises: BadRequestError."""
+    _check_chat(body)
+    text = _render(body, bundle)
+    tokens = await _encode(bundle, text, add_special_tokens=False)
+    limits = [limit for limit in (body.max_completion_tokens, body.max_tokens) if limit is not None]
+    plan = _Plan(
+        id=new_id("chatcmpl"),
+        body=body,
+        route=route,
+        payer=payer,
+        max_tokens=limits[0] if limits else None,
+        top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+    )
+    return _job(plan, [tokens], param="messages")
+
+
+async def completion_job(body: CompletionRequest, route: Route, bundle: Bundle, payer: Payer) -> Job:
+    """Raises: BadRequestError."""
+    _check_completion(body)
+    prompts = [
+        await _encode(bundle, prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
+        for prompt in _prompts(body)
+    ]
+    if len(prompts) * (body.n or 1) > MAX_CHOICES:
+        raise BadRequestError(f"At most {MAX_CHOICES} choices (prompts times n) in one call.", param="prompt")
+    plan = _Plan(
+        id=new_id("cmpl"),
+        body=body,
+        route=route,
+        payer=payer,
+        max_tokens=body.max_tokens,
+        top_logprobs=body.logprobs,
+    )
+    return _job(plan, prompts, param="prompt")
+
+
+def sub_seed(seed: int | None, index: int) -> int | None:
+    """The seed of one of n choices: the first keeps the caller's, the others' follow from it."""
+    if seed is None:
+        return None
+    unsigned = seed % 2**64
+    if index == 0:
+        return unsigned
+    return int.from_bytes(hashlib.sha256(f"{unsigned}:{index}".encode()).digest()[:8], "big")
+
+
+def _job(plan: _Plan, prompts: Sequence[Sequence[int]], *, param: str) -> Job:
+    limits = [_room(plan, prompt, param=param) for prompt in prompts]
+    clamped = min(limits) if plan.max_tokens is not None and min(limits) < plan.max_tokens else None
+    sampling = _sampling(plan)
+    copies = plan.body.n or 1
+    works = [
+        _work(plan, prompt, sampling, max_tokens=limit, index=place * copies + copy)
+        for place, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
+        for copy in range(copies)
+    ]
+    return Job(
+        id=plan.id,
+        created_s=int(time.time()),
+        model=plan.body.model,
+        fingerprint=plan.route.card.model,
+        works=works,
+        prompt_tokens=sum(map(len, prompts)),
+        clamped_max_tokens=clamped,
+        has_logprobs=plan.top_logprobs is not None,
+    )
+
+
+def _work(plan: _Plan, prompt: Sequence[int], sampling: Sampling, *, max_tokens: int, index: int) -> Work:
+    body, card = plan.body, plan.route.card
+    request = Request(
+        id=plan.id if index == 0 else f"{plan.id}-{index}",
+        model=card.model,
+        profile=plan.route.profile,
+        prompt=pack_tokens(prompt),
+        max_tokens=max_tokens,
+        sampling=sampling,
+        stop=stop_strings(body.stop),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
+        top_logprobs=plan.top_logprobs,
+    )
+    ticket = Ticket(
+        id=request.id,
+        model=card.model,
+        profile=request.profile,
+        prompt_tokens=len(prompt),
+        max_tokens=max_tokens,
+        priority="interactive",
+        key_id=plan.payer.key_id,
+    )
+    return Work(request, ticket, sub_seed(body.seed, index))
+
+
+def stop_strings(stop: str | list[str] | None) -> tuple[bytes, ...]:
+    """Stop strings as bytes."""
+    strings = [stop] if isinstance(stop, str) else stop or []
+    return tuple(string.encode() for string in strings)
+
+
+def _room(plan: _Plan, prompt: Sequence[int], *, param: str) -> int:
+    """Tokens this prompt's completion may have."""
+    if not prompt:
+        raise BadRequestError("The prompt has no tokens.", param=param)
+    vocab_size = plan.route.card.vocab_size
+    if max(prompt) >= vocab_size:
+        raise BadRequestError(f"Token ids must be below {vocab_size}.", param=param)
+    limit = plan.route.max_context_tokens
+    room = limit - len(prompt)
+    if room < 1:
+        raise ContextLengthError(tokens=len(prompt), limit=limit, param=param)
+    return room if plan.max_tokens is None else min(plan.max_tokens, room)
+
+
+def _sampling(plan: _Plan) -> Sampling:
+    body, vocab_size = plan.body, plan.route.card.vocab_size
+    for token in body.stop_token_ids or ():
+        if token >= vocab_size:
+            raise BadRequestError(f"Token ids must be below {vocab_size}.", param="stop_token_ids")
+    return Sampling(
+        temperature=_or(body.temperature, 1.0),
+        top_p=_or(body.top_p, 1.0),
+        top_k=max(0, body.top_k or 0),
+        min_p=_or(body.min_p, 0.0),
+        repetition_penalty=_or(body.repetition_penalty, 1.0),
+        presence_penalty=_or(body.presence_penalty, 0.0),
+        frequency_penalty=_or(body.frequency_penalty, 0.0),
+        logit_bias=_logit_bias(body.logit_bias or {}, vocab_size),
+    )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else float(value)
+
+
+def _logit_bias(bias: Mapping[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
+    pairs = {}
+    for name, value in bias.items():
+        # No sign, no blanks, no other scripts' digits: what int() also reads is no token id here.
+        if not (name.isascii() and name.isdigit() and len(name) < 10 and int(name) < vocab_size):
+            raise BadRequestError(f"logit_bias names token ids from 0 to {vocab_size - 1}.", param="logit_bias")
+        pairs[int(name)] = float(value)
+    return tuple(sorted(pairs.items()))
+
+
+def _check_chat(body: ChatRequest) -> None:
+    _check_stream_options(body)
+    if body.max_tokens and body.max_completion_tokens and body.max_tokens != body.max_completion_tokens:
+        raise BadRequestError("max_tokens and max_completion_tokens contradict each other.", param="max_tokens")
+    if body.top_logprobs and not body.logprobs:
+        raise BadRequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
+    if body.store:
+        raise _unsupported("store")
+    for name in body.chat_template_kwargs or {}:
+        if name in RESERVED:
+            raise BadRequestError(f"{name!r} is not the client's to set.", param="chat_template_kwargs")
+
+
+def _check_completion(body: CompletionRequest) -> None:
+    _check_stream_options(body)
+    if body.echo:
+        raise _unsupported("echo")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise _unsupported("best_of")
+
+
+def _check_stream_options(body: GenerationRequest) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise BadRequestError("stream_options needs stream to be true.", param="stream_options")
+    if body.stream_options is not None and body.stream_options.include_obfuscation:
+        raise _unsupported("stream_options.include_obfuscation")
+
+
+def _prompts(body: CompletionRequest) -> list[str | list[int]]:
+    if isinstance(body.prompt, str):
+        return [body.prompt]
+    prompts: list[str | list[int]] = []
+    numbers: list[int] = []
+    for item in body.prompt:
+        if isinstance(item, int):
+            numbers.append(item)
+        else:
+            prompts.append(item)
+    if numbers and prompts:
+        raise BadRequestError("prompt mixes token ids with whole prompts.", param="prompt")
+    if not numbers and not prompts:
+        raise BadRequestError("prompt is empty.", param="prompt")
+    return [numbers] if numbers else prompts
+
+
+def _render(body: ChatRequest, bundle: Bundle) -> str:
+    if bundle.template is None:
+        raise BadRequestError("This model has no chat template; use /v1/completions.", param="model")
+    has_developer = bundle.template.names_developer
+    messages = [_message(message, has_developer=has_developer) for message in body.messages]
+    try:
+        return bundle.template.render(messages, body.chat_template_kwargs or {})
+    except TemplateError as error:
+        raise BadRequestError(f"The model's chat template refuses these messages: {error}", param="messages") from error
+
+
+def _message(message: Message, *, has_developer: bool) -> dict[str, Any]:
+    """A message as templates know it: content is one string, absent fields are absent."""
+    content = message.content
+    if content is None and message.role != "assistant":
+        raise BadRequestError(f"A {message.role} message needs content.", param="messages")
+    is_renamed = message.role == "developer" and not has_developer
+    fields: dict[str, Any] = {
+        "role": "system" if is_renamed else message.role,
+        "content": content if isinstance(content, str) else "\n".join(part.text for part in content or ()),
+    }
+    if message.name is not None:
+        fields["name"] = message.name
+    if message.reasoning_content is not None:
+        fields["reasoning_content"] = message.reasoning_content
+    return fields
+
+
+async def _encode(bundle: Bundle, text: str, *, add_special_tokens: bool) -> list[int]:
+    if len(text) < LONG_TEXT:
+        return bundle.text.encode(text, add_special_tokens=add_special_tokens)
+    return await asyncio.to_thread(bundle.text.encode, text, add_special_tokens=add_special_tokens)
+
+
+def _field_error(message: str) -> BadRequestError:
+    """msgspec's words, with the field where OpenAI's clients look for it."""
+    path = match[1] if (match := _PATH.search(message)) else ""
+    text = _PATH.sub("", message)
+    for pattern in (_UNKNOWN_FIELD, _MISSING_FIELD):
+        if match := pattern.search(text):
+            path = f"{path}.{match[1]}" if path else match[1]
+            word = "Unknown field" if pattern is _UNKNOWN_FIELD else "Missing field"
+            return BadRequestError(f"{word}: {path}.", param=path)
+    leaf = re.split(r"[.\[]", path)[0] if not path.startswith("messages") else path.rpartition(".")[2]
+    if leaf in UNSUPPORTED:
+        return _unsupported(path)
+    return BadRequestError(f"{path}: {text}." if path else f"{text}.", param=path or None)
+
+
+def _unsupported(path: str) -> BadRequestError:
+    return BadRequestError(f"{path} is not supported.", param=path, code="unsupported_parameter")

@@ -1,0 +1,134 @@
+"""Which models there are, who serves them, and how long a prompt may be: a cached picture of the registry."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from api.backend import Backend, Fleet
+from api.errors import BadRequestError, BusyError, ModelNotFoundError
+from api.schemas import Model
+from broker.registry import DaemonRecord
+from broker.wire import ModelCard
+
+DEFAULT_PROFILE = "balanced"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a request for a model goes."""
+
+    card: ModelCard
+    profile: str
+    max_context_tokens: int
+
+
+class Catalog:
+    """Answers from a picture at most `age_s` old; an unknown name is looked up afresh."""
+
+    def __init__(
+        self, backend: Backend, *, age_s: float, lane_grace_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._backend = backend
+        self._age_s = age_s
+        self._grace_ms = lane_grace_s * 1000
+        self._clock = clock
+        self._fleet = Fleet()
+        self._taken = -1e9
+        self._lock = asyncio.Lock()
+
+    @property
+    def last(self) -> Fleet:
+        """The picture as it was last taken, however old."""
+        return self._fleet
+
+    async def fleet(self, *, max_age_s: float | None = None) -> Fleet:
+        """Raises: BrokerUnavailableError."""
+        age_s = self._age_s if max_age_s is None else max_age_s
+        asked = self._clock()
+        if asked - self._taken <= age_s:
+            return self._fleet
+        async with self._lock:
+            if self._taken < asked - age_s:
+                fleet = await self._backend.fleet()
+                self._fleet, self._taken = fleet, self._clock()
+            return self._fleet
+
+    async def route(self, name: str, profile: str | None) -> Route:
+        """Raises: ModelNotFoundError, BusyError, BadRequestError, BrokerUnavailableError."""
+        fleet = await self.fleet()
+        card = find(fleet, name)
+        if card is None or not self.is_served(fleet, card):
+            fleet = await self.fleet(max_age_s=0)
+            card = find(fleet, name)
+        if card is None:
+            raise ModelNotFoundError(name)
+        if not self.is_served(fleet, card):
+            raise BusyError(f"No worker serves {name!r} at the moment.", code="no_worker", retry_after_s=5)
+        return _route(fleet, card, profile)
+
+    def is_served(self, fleet: Fleet, card: ModelCard) -> bool:
+        """Whether a new request for this model may queue: it has a worker, or had one a moment ago."""
+        if any(is_loading(worker) for worker in serving(fleet, card)):
+            return True
+        seen_ms = fleet.last_seen_ms.get(card.model)
+        return seen_ms is not None and fleet.now_ms - seen_ms <= self._grace_ms
+
+    async def models(self) -> list[Model]:
+        """One entry a name, the ones that may be asked for now first. Raises: BrokerUnavailableError."""
+        fleet = await self.fleet()
+        names = sorted({card.name for card in fleet.cards.values()})
+        found = [card for name in names if (card := find(fleet, name)) is not None]
+        return [_describe(fleet, card) for card in found]
+
+    async def model(self, name: str) -> Model:
+        """Raises: ModelNotFoundError, BrokerUnavailableError."""
+        fleet = await self.fleet()
+        if find(fleet, name) is None:
+            fleet = await self.fleet(max_age_s=0)
+        card = find(fleet, name)
+        if card is None:
+            raise ModelNotFoundError(name)
+        return _describe(fleet, card)
+
+
+def find(fleet: Fleet, name: str) -> ModelCard | None:
+    """The card with this identity, or the one of this name that was served last."""
+    if (exact := fleet.cards.get(name)) is not None:
+        return exact
+    named = [card for card in fleet.cards.values() if card.name == name]
+    return max(named, key=lambda card: (fleet.last_seen_ms.get(card.model, 0), card.model), default=None)
+
+
+def serving(fleet: Fleet, card: ModelCard) -> list[DaemonRecord]:
+    return [worker for worker in fleet.workers if worker.lane is not None and worker.lane.model == card.model]
+
+
+def is_loading(worker: DaemonRecord) -> bool:
+    return worker.fields.get("phase") == "starting"
+
+
+def _route(fleet: Fleet, card: ModelCard, profile: str | None) -> Route:
+    lanes = [worker.lane for worker in serving(fleet, card) if worker.lane is not None]
+    profiles = {lane.profile for lane in lanes} or {DEFAULT_PROFILE}
+    if profile is not None and profile not in profiles:
+        raise BadRequestError(
+            f"numerics_profile {profile!r} is not served for this model; served: {', '.join(sorted(profiles))}.",
+            param="numerics_profile",
+        )
+    chosen = profile or (DEFAULT_PROFILE if DEFAULT_PROFILE in profiles else min(profiles))
+    fitting = [lane.max_context_tokens for lane in lanes if lane.profile == chosen]
+    return Route(card, chosen, max(fitting, default=card.max_context_tokens))
+
+
+def _describe(fleet: Fleet, card: ModelCard) -> Model:
+    lanes = [worker.lane for worker in serving(fleet, card) if worker.lane is not None]
+    return Model(
+        id=card.name,
+        created=card.created_s,
+        max_context_tokens=max((lane.max_context_tokens for lane in lanes), default=card.max_context_tokens),
+        profiles=sorted({lane.profile for lane in lanes}),
+        identity=card.model,
+    )

@@ -1,0 +1,127 @@
+"""The API's description in OpenAPI 3.1, made of the same structs that read and write the bodies."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from api.health import Health
+from api.schemas import Chat, ChatRequest, Completion, CompletionRequest, ErrorBody, Model, ModelList
+
+_BODIES = [ChatRequest, CompletionRequest, Chat, Completion, Model, ModelList, Health, ErrorBody]
+
+_NARROWED = {
+    ("ChatRequest", "store"): {"enum": [False, None], "default": None},
+    ("CompletionRequest", "echo"): {"enum": [False, None], "default": None},
+    ("StreamOptions", "include_obfuscation"): {"enum": [False, None], "default": None},
+}
+"""Fields whose type says more than is built; the intake refuses the rest."""
+
+_TIMEOUT = {
+    "name": "x-mtplx-timeout-ms",
+    "in": "header",
+    "required": False,
+    "description": "Deadline of this call in milliseconds; longer ones are shortened to the server's longest.",
+    "schema": {"type": "integer", "minimum": 1, "maximum": 10**12},
+}
+
+
+@cache
+def description() -> bytes:
+    """The whole document as JSON."""
+    document = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "MTPLX",
+            "version": "1",
+            "description": "OpenAI's chat and text completions over a durable queue. Unknown fields are refused.",
+        },
+        "paths": _paths(),
+        "components": {
+            "schemas": _schemas(),
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"bearer": []}],
+    }
+    return msgspec.json.encode(document)
+
+
+def _schemas() -> dict[str, Any]:
+    _, schemas = msgspec.json.schema_components(_BODIES, ref_template="#/components/schemas/{name}")
+    for (name, field), narrowed in _NARROWED.items():
+        schemas[name]["properties"][field] = narrowed
+    return schemas
+
+
+def _paths() -> dict[str, Any]:
+    return {
+        "/v1/chat/completions": {"post": _generation("Answer a conversation.", ChatRequest, Chat)},
+        "/v1/completions": {"post": _generation("Continue a text.", CompletionRequest, Completion)},
+        "/v1/models": {"get": _read("Models that a worker serves or has served.", ModelList)},
+        "/v1/models/{name}": {
+            "get": {
+                **_read("One model, by name or identity.", Model),
+                "parameters": [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}],
+            }
+        },
+        "/health": {
+            "get": {
+                "description": "starting, healthy, draining or stalled, with the lanes.",
+                "responses": {"200": _json("Ready to serve", Health), "503": _json("Not ready", Health)},
+            }
+        },
+        "/metrics": {
+            "get": {
+                "description": "Counters and gauges.",
+                "responses": {"200": {"description": "Prometheus' text format", "content": {"text/plain": {}}}},
+            }
+        },
+    }
+
+
+def _generation(text: str, asked: type, answered: type) -> dict[str, Any]:
+    streamed = {"description": "with stream: server-sent events, the last one [DONE]", "type": "string"}
+    whole = _json("The answer", answered)
+    whole["content"]["text/event-stream"] = {"schema": streamed}
+    whole["headers"] = {
+        "x-request-id": {"schema": {"type": "string"}},
+        "x-mtplx-max-tokens": {"schema": {"type": "integer"}, "description": "what max_tokens was lowered to"},
+    }
+    return {
+        "description": text,
+        "parameters": [_TIMEOUT],
+        "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(asked)}}},
+        "responses": {"200": whole, **_errors(400, 401, 404, 409, 413, 415, 429, 500, 503, 504)},
+    }
+
+
+def _read(text: str, answered: type) -> dict[str, Any]:
+    return {"description": text, "responses": {"200": _json("Found", answered), **_errors(401, 404, 503)}}
+
+
+_ERROR_WORDS = {
+    400: "The body is wrong; `param` names the field",
+    401: "No key, or an unknown one",
+    404: "No such model",
+    409: "The id is taken by another request",
+    413: "The body is too large",
+    415: "The body is not declared as JSON",
+    429: "A limit of this API key is reached",
+    500: "The engine failed",
+    503: "Not now; see Retry-After",
+    504: "The deadline passed before the first token",
+}
+
+
+def _errors(*statuses: int) -> dict[str, Any]:
+    return {str(status): _json(_ERROR_WORDS[status], ErrorBody) for status in statuses}
+
+
+def _json(text: str, answered: type) -> dict[str, Any]:
+    return {"description": text, "content": {"application/json": {"schema": _ref(answered)}}}
+
+
+def _ref(struct: type) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{struct.__name__}"}

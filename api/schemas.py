@@ -1,0 +1,264 @@
+"""The bodies of requests and answers, as OpenAI has them.
+
+A field that is not declared here is unknown and refused by name. A field that asks for something not built is
+declared with the one value that asks for nothing (see `UNSUPPORTED`). What the values mean is `api.intake`'s.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+Temperature = Annotated[float, Meta(ge=0, le=2)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Repetition = Annotated[float, Meta(gt=0, le=10)]
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Copies = Annotated[int, Meta(ge=1, le=128)]
+StopString = Annotated[str, Meta(min_length=1, max_length=512)]
+StopList = Annotated[list[StopString], Meta(max_length=16)]
+Nothing = Annotated[list[Any], Meta(max_length=0)]
+"""A list that must be empty, where its content would ask for something not built."""
+
+UNSUPPORTED = frozenset(
+    {
+        "audio",
+        "best_of",
+        "echo",
+        "function_call",
+        "functions",
+        "modalities",
+        "prediction",
+        "response_format",
+        "service_tier",
+        "store",
+        "suffix",
+        "tool_calls",
+        "tool_choice",
+        "tools",
+    }
+)
+"""Fields known to clients whose values, beyond the default, ask for something that is not built."""
+
+
+class TextFormat(Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["text"]
+
+
+class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class TextPart(Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["text"]
+    text: str
+
+
+class Message(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One message of a conversation; the fields that must be null are those clients echo from an answer."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    annotations: Nothing | None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: Nothing | None = None
+
+
+class GenerationRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What both endpoints take."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Copies | None = None
+    max_tokens: Count | None = None
+    stop: StopString | StopList | None = None
+    seed: Seed | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Share | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Repetition | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
+    ignore_eos: bool | None = None
+    numerics_profile: Literal["balanced", "b1-exact"] | None = None
+    user: str | None = None
+
+
+class ChatRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    parallel_tool_calls: bool | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    store: bool | None = None
+    response_format: TextFormat | None = None
+    modalities: Annotated[list[Literal["text"]], Meta(max_length=1)] | None = None
+    tools: Nothing | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    functions: Nothing | None = None
+    function_call: Literal["none", "auto"] | None = None
+    audio: None = None
+    prediction: None = None
+
+
+class CompletionRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /v1/completions."""
+
+    prompt: str | list[str | TokenId | list[TokenId]]
+    """One prompt or several; a list of numbers is one prompt as token ids."""
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    best_of: Copies | None = None
+    echo: bool | None = None
+    suffix: None = None
+
+
+class Usage(Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    completion_tokens_details: UsageDetails | UnsetType = UNSET
+
+
+class UsageDetails(Struct, frozen=True):
+    """Drafts of the model's own head: how many were kept, and how many were not."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
+class TopLogprob(Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatLogprob(Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct, frozen=True):
+    content: list[ChatLogprob]
+    refusal: None = None
+
+
+class CompletionLogprobs(Struct, frozen=True):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None
+    text_offset: list[int]
+
+
+class AnswerMessage(Struct, frozen=True):
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(Struct, frozen=True):
+    index: int
+    message: AnswerMessage
+    finish_reason: str
+    logprobs: ChatLogprobs | None = None
+
+
+class ChatDelta(Struct, frozen=True):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(Struct, frozen=True):
+    index: int
+    delta: ChatDelta
+    finish_reason: str | None = None
+    logprobs: ChatLogprobs | None = None
+
+
+class CompletionChoice(Struct, frozen=True):
+    index: int
+    text: str
+    finish_reason: str | None = None
+    logprobs: CompletionLogprobs | None = None
+
+
+class Chat(Struct, frozen=True):
+    """Answer of POST /v1/chat/completions."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    system_fingerprint: str
+    object: Literal["chat.completion"] = "chat.completion"
+
+
+class ChatChunk(Struct, frozen=True):
+    """One event of a streamed chat."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    system_fingerprint: str
+    usage: Usage | None | UnsetType = UNSET
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+
+
+class Completion(Struct, frozen=True):
+    """Answer of POST /v1/completions, whole or one event of it."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    system_fingerprint: str
+    usage: Usage | None | UnsetType = UNSET
+    object: Literal["text_completion"] = "text_completion"
+
+
+class Model(Struct, frozen=True):
+    id: str
+    created: int
+    max_context_tokens: int
+    profiles: list[str]
+    identity: str
+    object: Literal["model"] = "model"
+    owned_by: str = "mtplx"
+
+
+class ModelList(Struct, frozen=True):
+    data: list[Model]
+    object: Literal["list"] = "list"
+
+
+class ErrorDetail(Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(Struct, frozen=True):
+    error: ErrorDetail

@@ -1,0 +1,185 @@
+"""Text to tokens and back, for one model's tokenizer files.
+
+A `TextStream` turns the tokens of one completion into text as they come: it holds back what a stop string may
+still take, and half a character. Where tokens have bytes of their own it works on those; for other decoders it
+asks the tokenizers library.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from broker.errors import WireError
+from broker.stops import StopMatcher
+from broker.vocabulary import ByteTable, byte_table, text_of
+
+
+@dataclass(frozen=True, slots=True)
+class TextRules:
+    """What one completion asks of its text."""
+
+    stops: Sequence[bytes] = ()
+    hidden: frozenset[int] = frozenset()
+    """Tokens that end the text and are no part of it."""
+    tracks_tokens: bool = False
+
+
+class TextStream(Protocol):
+    """The text of one completion."""
+
+    @property
+    def end(self) -> int | None:
+        """Byte where a stop string ended the text; None while none did."""
+
+    @property
+    def is_matched_by_worker(self) -> bool:
+        """Whether the worker, too, can see stop strings in these tokens."""
+
+    @property
+    def shown_tokens(self) -> int:
+        """Leading tokens whose text is wholly out; counted only where the rules ask for it."""
+
+    def feed(self, tokens: Sequence[int]) -> str:
+        """The text these tokens release."""
+
+    def finish(self) -> str:
+        """What was still held back, because the completion is over."""
+
+
+class TokenizerText:
+    """Encodes and decodes with one tokenizer."""
+
+    def __init__(self, tokenizer_json: bytes) -> None:
+        """Raises: WireError when the file cannot be read."""
+        self.table: ByteTable | None = byte_table(tokenizer_json)
+        try:
+            self._tokenizer = Tokenizer.from_buffer(tokenizer_json)
+        except Exception as error:  # the library raises bare Exception
+            raise WireError(f"not a tokenizer.json: {error}") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def stream(self, rules: TextRules) -> TextStream:
+        """The text of a new completion."""
+        if self.table is not None:
+            return _ByteStream(self.table, rules)
+        return _DecodedStream(self._tokenizer, rules)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of one token; a special token's are its name's."""
+        known = text_of(self.table, (token,)) if self.table is not None else b""
+        return known or (self._tokenizer.id_to_token(token) or "").encode(errors="replace")
+
+
+class _Shown:
+    """Which tokens are out, by the bytes of text they stand for."""
+
+    def __init__(self) -> None:
+        self._pending: deque[tuple[int, int]] = deque()
+        self._length = 0
+        self.count = 0
+
+    def add(self, size: int) -> None:
+        self._pending.append((self._length, self._length + size))
+        self._length += size
+
+    def advance(self, shown: int) -> None:
+        """The first `shown` bytes of the text are out. Tokens without bytes wait for the next that has some, since
+        the last of them may be the ending token."""
+        ready = 0
+        for place, (start, end) in enumerate(self._pending, 1):
+            if end > shown:
+                break
+            if end > start:
+                ready = place
+        self._drop(ready)
+
+    def finish(self, end: int | None) -> None:
+        """The text is over, at byte `end` if a stop string ended it; the token across it has its first part out."""
+        self._drop(sum(end is None or start < end for start, _ in self._pending))
+        self._pending.clear()
+
+    def _drop(self, count: int) -> None:
+        self.count += count
+        for _ in range(count):
+            self._pending.popleft()
+
+
+class _MatchedText:
+    """Bytes in, text out; what both kinds of stream share."""
+
+    def __init__(self, rules: TextRules) -> None:
+        self._hidden = rules.hidden
+        self._matcher = StopMatcher(rules.stops)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._bytes_out = 0
+        self._shown = _Shown() if rules.tracks_tokens else None
+
+    @property
+    def end(self) -> int | None:
+        return self._matcher.end
+
+    @property
+    def shown_tokens(self) -> int:
+        return 0 if self._shown is None else self._shown.count
+
+    def finish(self) -> str:
+        rest = self._matcher.flush()
+        if self._shown is not None:
+            self._shown.finish(self.end)
+        return self._decoder.decode(rest, True)
+
+    def _release(self, data: bytes) -> str:
+        safe, end = self._matcher.feed(data)
+        self._bytes_out += len(safe)
+        if self._shown is not None:
+            self._shown.advance(self._bytes_out)
+        return self._decoder.decode(safe, end is not None)
+
+
+class _ByteStream(_MatchedText):
+    """Tokens that have bytes of their own."""
+
+    is_matched_by_worker = True
+
+    def __init__(self, table: ByteTable, rules: TextRules) -> None:
+        super().__init__(rules)
+        self._table = table
+
+    def feed(self, tokens: Sequence[int]) -> str:
+        visible = tokens if self._hidden.isdisjoint(tokens) else [t for t in tokens if t not in self._hidden]
+        if self._shown is not None:
+            for token in tokens:
+                self._shown.add(0 if token in self._hidden else len(text_of(self._table, (token,))))
+        return self._release(text_of(self._table, visible))
+
+
+class _DecodedStream(_MatchedText):
+    """Tokens whose text depends on their neighbours."""
+
+    is_matched_by_worker = False
+
+    def __init__(self, tokenizer: Tokenizer, rules: TextRules) -> None:
+        super().__init__(rules)
+        self._tokenizer = tokenizer
+        self._decode = DecodeStream(skip_special_tokens=True)
+
+    def feed(self, tokens: Sequence[int]) -> str:
+        return "".join([self._feed_one(token) for token in tokens])
+
+    def _feed_one(self, token: int) -> str:
+        step = None if token in self._hidden else self._decode.step(self._tokenizer, token)
+        data = (step or "").encode(errors="replace")
+        if self._shown is not None:
+            self._shown.add(len(data))
+        return self._release(data)

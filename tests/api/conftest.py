@@ -1,0 +1,130 @@
+"""A real HTTP server in the test's own event loop, over the fake queue."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import cache
+
+import httpx
+import pytest
+import pytest_asyncio
+import uvicorn
+from openai import AsyncOpenAI
+
+from api.app import create_app
+from api.backend import Backend, Fleet
+from api.config import ApiConfig
+from broker.wire import Request, Ticket
+from tests.api.fake import FakeBackend, FakeHandle
+
+
+@asynccontextmanager
+async def serving(backend: Backend, config: ApiConfig | None = None) -> AsyncIterator[str]:
+    """A server for one test; yields its URL."""
+
+    async def open_backend(_: ApiConfig) -> Backend:
+        return backend
+
+    app = create_app(config or api_config(), open_backend=open_backend)
+    server_config = uvicorn.Config(
+        app, host="127.0.0.1", port=0, log_config=None, lifespan="on", timeout_graceful_shutdown=1
+    )
+    # Started and stopped by hand: its own main loop ticks ten times a second, which every test would wait for.
+    server = uvicorn.Server(server_config)
+    server_config.load()
+    server.lifespan = server_config.lifespan_class(server_config)
+    await server.startup()
+    assert server.started
+    try:
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        await server.shutdown()
+
+
+def api_config(**changes: object) -> ApiConfig:
+    values: dict[str, object] = {"redis_url": "redis://unused", "registry_age_s": 0.0, **changes}
+    return ApiConfig(**values)  # type: ignore[arg-type]  # a test names the fields it changes
+
+
+class _Stage:
+    """Stands before the fake queue of the running test, so that all tests share one server."""
+
+    def __init__(self) -> None:
+        self.current = FakeBackend()
+
+    @property
+    def is_connected(self) -> bool:
+        return self.current.is_connected
+
+    async def submit(
+        self, request: Request, ticket: Ticket, *, seed: int | None, timeout_ms: int, retain_ms: int
+    ) -> FakeHandle:
+        return await self.current.submit(request, ticket, seed=seed, timeout_ms=timeout_ms, retain_ms=retain_ms)
+
+    async def fleet(self) -> Fleet:
+        return await self.current.fleet()
+
+    async def tokenizer_files(self, digest: str) -> dict[str, bytes]:
+        return await self.current.tokenizer_files(digest)
+
+    async def close(self) -> None:
+        await self.current.close()
+
+
+@pytest.fixture(scope="session")
+def stage() -> _Stage:
+    return _Stage()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def url(stage: _Stage) -> AsyncIterator[str]:
+    async with serving(stage) as address:
+        yield address
+
+
+@pytest.fixture
+def backend(stage: _Stage) -> FakeBackend:
+    stage.current = FakeBackend()
+    return stage.current
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def http(url: str, backend: FakeBackend) -> AsyncIterator[httpx.AsyncClient]:
+    async with http_client(url) as client:
+        yield client
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shared_openai(url: str) -> AsyncIterator[AsyncOpenAI]:
+    async with openai_client(url) as client:
+        yield client
+
+
+@pytest.fixture
+def openai(shared_openai: AsyncOpenAI, backend: FakeBackend) -> AsyncOpenAI:
+    return shared_openai
+
+
+def http_client(url: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=url, timeout=10, verify=no_tls())
+
+
+def openai_client(url: str, *, api_key: str = "none") -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0, timeout=10)
+
+
+@cache
+def no_tls() -> ssl.SSLContext:
+    """Reading the system's certificates takes httpx longer than a whole test."""
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+async def wait_until(condition: Callable[[], bool], *, timeout_s: float = 5.0) -> None:
+    """Wait for something another task does."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)
