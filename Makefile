@@ -1,0 +1,47 @@
+# Sets up and runs everything from a fresh clone; needs Python 3.11 or newer and make. A second call is instant.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= $(firstword $(foreach name,python3.13 python3.12 python3.11 python3,$(shell $(name) -c 'import sys; print("$(name)") if sys.version_info >= (3, 11) else None' 2>/dev/null)))
+BIN := .venv/bin
+PORT ?= 8000
+
+.PHONY: help install up test check lock
+
+help: ## List the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-9s %s\n' "$$name" "$$text"; done
+
+install: .venv/.run .venv/.model ## Set up: virtual environment in .venv, pinned packages, the default model
+
+up: install ## Run everything on this machine and serve on 127.0.0.1:PORT (PORT=8000)
+	$(BIN)/mtplx up --port $(PORT)
+
+test: install .venv/.dev ## Run all tests
+	$(BIN)/python -m pytest -q
+
+check: .venv/.run .venv/.dev ## Check format, style and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+lock: .venv/.run ## Pin the packages anew after a change of pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes --no-header --no-annotate -q -o requirements-dev.lock
+	$(BIN)/uv pip compile pyproject.toml -c requirements-dev.lock --universal --python-version 3.11 --generate-hashes --no-header --no-annotate -q -o requirements.lock
+
+.venv/bin/python:
+	@test -n "$(PYTHON)" || { echo "make: needs Python 3.11 or newer; say which with PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m venv .venv || { echo "make: $(PYTHON) cannot make a virtual environment (Debian: apt install python3-venv)" >&2; exit 1; }
+
+# The stamps are only touched after pip has succeeded, so an interrupted set-up is taken up again.
+.venv/.run: requirements.lock pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+.venv/.dev: requirements-dev.lock | .venv/.run
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	@touch $@
+
+.PHONY: .venv/.model
+.venv/.model: | .venv/.run
+	@$(BIN)/mtplx fetch --quiet

