@@ -20,7 +20,17 @@ from broker.connection import connect, translated
 from broker.errors import BrokerUnavailableError
 from broker.registry import Registry
 from broker.replies import Inbox, ReplyHub
-from broker.scripts import DEFAULT_BOUNDS, Bounds, CancelOutcome, Registration, Scripts, Submission
+from broker.scripts import (
+    DEFAULT_BOUNDS,
+    Accepted,
+    Bounds,
+    CancelOutcome,
+    Idempotency,
+    Quota,
+    Registration,
+    Scripts,
+    Submission,
+)
 from broker.wire import (
     TERMINAL,
     WIRE_VERSION,
@@ -35,7 +45,6 @@ from broker.wire import (
     decode_events,
     decode_logprob,
     new_id,
-    seed_of,
     unpack_tokens,
 )
 
@@ -43,7 +52,10 @@ logger = logging.getLogger(__name__)
 
 SILENCE_S = 5.0
 """A live request that hears nothing for so long reads its state."""
+ATTACHED_POLL_S = 0.25
+"""How often the log is read of a request whose messages go to another listener."""
 BEAT_S = 1.0
+UNLIMITED = Quota()
 
 
 class Progression(NamedTuple):
@@ -124,24 +136,37 @@ class Client:
         seed: int | None = None,
         timeout_ms: int = 3_600_000,
         retain_ms: int = 600_000,
+        quota: Quota = UNLIMITED,
+        idempotency: Idempotency | None = None,
     ) -> Handle:
         """Accept a request and listen to it; the same request twice is accepted once.
 
+        Where the idempotency key is known, the handle is that of the older request, from its first token on.
+
         Raises:
-            RefusedError: a bound is reached, or the id is taken by another request.
+            RefusedError: a bound is reached, or the id or key is taken by another request.
             BrokerUnavailableError: Redis cannot take it now.
         """
-        seed = seed_of(request.id) if seed is None else seed
-        submission = Submission(request, ticket, seed, keys.reply(self.id), timeout_ms, retain_ms)
+        reply = keys.reply(self.id)
+        submission = Submission(request, ticket, seed, reply, timeout_ms, retain_ms, quota, idempotency)
         inbox = self._hub.open(request.id)
         try:
-            await self.scripts.accept(submission, self._bounds)
+            accepted = await self.scripts.accept(submission, self._bounds)
         except BaseException as error:
             self._hub.drop(request.id)
             if isinstance(error, BrokerUnavailableError | asyncio.CancelledError):
                 self._orphans.add(request.id)  # it may have been accepted all the same
             raise
-        return Handle(self, request.id, inbox, has_logprobs=request.top_logprobs is not None)
+        has_logprobs = request.top_logprobs is not None
+        if accepted.request_id != request.id:
+            self._hub.drop(request.id)
+            return Handle(self, accepted, Inbox(), silence_s=ATTACHED_POLL_S, has_logprobs=has_logprobs)
+        return Handle(self, accepted, inbox, silence_s=self._silence_s, has_logprobs=has_logprobs)
+
+    def attach(self, request_id: str, *, has_logprobs: bool = False) -> Handle:
+        """A handle of a request that somebody else submitted, from its first token on; it reads the log by itself."""
+        accepted = Accepted(0, is_new=False, request_id=request_id)
+        return Handle(self, accepted, Inbox(), silence_s=ATTACHED_POLL_S, has_logprobs=has_logprobs)
 
     async def cancel(self, request_id: str, cause: Cause) -> CancelOutcome:
         """Ask for the end of a request; the first cause is the one recorded."""
@@ -207,10 +232,14 @@ class Client:
 class Handle:
     """One submitted request, for one reader."""
 
-    def __init__(self, client: Client, request_id: str, inbox: Inbox, *, has_logprobs: bool) -> None:
-        self.request_id = request_id
+    def __init__(
+        self, client: Client, accepted: Accepted, inbox: Inbox, *, silence_s: float, has_logprobs: bool
+    ) -> None:
+        self.accepted = accepted
+        """What ACCEPT answered."""
         self._client = client
         self._inbox = inbox
+        self._silence_s = silence_s
         self._has_logprobs = has_logprobs
         self._seen = bytearray()
         """Packed tokens handed to the reader so far."""
@@ -222,7 +251,7 @@ class Handle:
         the request, or holds other tokens than were handed out.
         """
         while True:
-            event = await self._inbox.get(self._client._silence_s)
+            event = await self._inbox.get(self._silence_s)
             is_over = False
             async for ready in self._settle(event):
                 yield ready
@@ -237,6 +266,10 @@ class Handle:
     async def abandon(self, cause: Cause = "client") -> None:
         """The reader has left: cancel wherever the request is, and forget it."""
         await self._client.abandon(self.request_id, cause)
+
+    @property
+    def request_id(self) -> str:
+        return self.accepted.request_id
 
     @property
     def _position(self) -> int:

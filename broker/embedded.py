@@ -31,6 +31,7 @@ from broker.errors import BrokerConfigError, BrokerUnavailableError
 MAX_SOCKET_PATH_BYTES = 103
 """macOS has 104 bytes for a socket's path, the closing zero included; Linux has a few more."""
 STOP_ORPHAN_S = 10.0
+LOCK_WAIT_S = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ def owned(layout: Layout) -> Iterator[None]:
     except OSError as error:
         raise BrokerConfigError(f"data directory {layout.data_dir} cannot be used: {error}") from error
     try:
-        if not _try_lock(descriptor, fcntl.LOCK_EX):
+        if not _take_lock(descriptor):
             raise BrokerConfigError(
                 f"data directory {layout.data_dir} is in use by another mtplx up; stop that one, or give this one "
                 "a directory of its own with --data-dir"
@@ -246,6 +247,16 @@ def _client(layout: Layout) -> redis.Redis:
 
 def _password(layout: Layout) -> str:
     return layout.password.read_text(encoding="utf-8")
+
+
+def _take_lock(descriptor: int) -> bool:
+    """Whether we own it now; tried for a while, since `find_runtime` takes the lock for a moment."""
+    end = time.monotonic() + LOCK_WAIT_S
+    while not _try_lock(descriptor, fcntl.LOCK_EX):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def _try_lock(descriptor: int, kind: int) -> bool:

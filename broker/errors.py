@@ -49,6 +49,7 @@ class RefusedError(BrokerError):
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        """When it may be tried again; None: unknown, or never."""
 
 
 class QueueFullError(RefusedError):

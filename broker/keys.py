@@ -93,6 +93,21 @@ def tokenizer(digest: str) -> str:
     return f"{TAG}:tokenizer:{digest}"
 
 
+def bucket(key_id: str) -> str:
+    """Hash: what an API key may still have of requests and tokens, and when that was true."""
+    return f"{TAG}:bucket:{key_id}"
+
+
+def idempotency(key_id: str, digest: str) -> str:
+    """String: the request that an idempotency key stands for; scoped to the API key."""
+    return f"{TAG}:idem:{key_id}:{digest}"
+
+
+def listening(api_id: str) -> str:
+    """Set: the requests that end when this API process incarnation does."""
+    return f"{TAG}:listening:{api_id}"
+
+
 def reply(api_id: str) -> str:
     """Channel on which one API process incarnation hears of its requests."""
     return f"{TAG}:reply:{api_id}"

@@ -63,16 +63,17 @@ class _Stream:
     entry_keys: set[EntryKey] = field(default_factory=set)
     reloaded_s: float = float("-inf")
 
-    def is_worth_reloading(self, now_s: float) -> bool:
-        return len(self.entry_keys) <= PAGE or now_s - self.reloaded_s >= RELOAD_S
-
 
 class Line:
     """The waiting requests, as far as this former knows."""
 
-    def __init__(self, client: Redis, *, monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self, client: Redis, *, monotonic: Callable[[], float], page: int = PAGE, capacity: int = CAPACITY
+    ) -> None:
         self._client = client
         self._monotonic = monotonic
+        self._page = page
+        self._capacity = capacity
         self.clear()
 
     def clear(self) -> None:
@@ -117,9 +118,9 @@ class Line:
 
     async def refresh(self) -> None:
         """Read what is new, and Redis' clock."""
-        is_full = len(self._entries) >= CAPACITY
+        is_full = len(self._entries) >= self._capacity
         unread = await self._read_pages([] if is_full else list(self._streams))
-        while unread and len(self._entries) < CAPACITY:
+        while unread and len(self._entries) < self._capacity:
             unread = await self._read_pages(unread)
 
     async def _read_pages(self, streams: list[_Stream]) -> list[_Stream]:
@@ -128,7 +129,7 @@ class Line:
             # One transaction: a length and a page of different moments would differ for no reason.
             pipe = self._client.pipeline(transaction=True)
             for stream in streams:
-                pipe.xrange(stream.name, min=f"({stream.last_id}", count=PAGE)
+                pipe.xrange(stream.name, min=f"({stream.last_id}", count=self._page)
                 pipe.xlen(stream.name)
             pipe.time()
             *replies, (seconds, micros) = await pipe.execute()
@@ -140,10 +141,11 @@ class Line:
         """Take one page into the copy; returns whether there is more to read."""
         for raw_id, raw in page:
             self._add(stream, raw_id.decode(), raw)
-        if len(page) == PAGE:
+        if len(page) == self._page:
             return True
         now_s = self._monotonic()
-        if length == len(stream.entry_keys) or not stream.is_worth_reloading(now_s):
+        is_cheap = len(stream.entry_keys) <= self._page or now_s - stream.reloaded_s >= RELOAD_S
+        if length == len(stream.entry_keys) or not is_cheap:
             return False
         for key in list(stream.entry_keys):
             self._forget(key)

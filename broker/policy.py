@@ -318,7 +318,9 @@ def _lines(
 def _let_aged_follow(lines: Mapping[_Rank, dict[str, list[Waiting]]], placed: set[int]) -> None:
     """Aged requests that found their share taken are served after interactive ones, like all offline work."""
     for key_id, line in lines[_Rank.AGED].items():
-        lines[_Rank.OFFLINE].setdefault(key_id, []).extend(each for each in line if each.ordinal not in placed)
+        left = [each for each in line if each.ordinal not in placed]
+        if left:
+            lines[_Rank.OFFLINE].setdefault(key_id, []).extend(left)
 
 
 def _release(rooms: Iterable[_Room], now_ms: int, config: PolicyConfig) -> Plan:

@@ -9,12 +9,13 @@ from importlib.resources import files
 from itertools import islice
 from typing import Any, Literal, NamedTuple, cast
 
+from msgspec import structs
 from redis.asyncio import Redis
 
 from broker import keys
 from broker.connection import translated
-from broker.errors import ConflictError, QueueFullError
-from broker.wire import Cause, Failed, Finished, Request, Seat, Status, Ticket, encode, encode_events
+from broker.errors import ConflictError, QueueFullError, QuotaError
+from broker.wire import Cause, Failed, Finished, Request, Seat, Status, Ticket, encode, encode_events, seed_of
 
 RECORD_TTL_MS = 14 * 24 * 3600 * 1000
 """A daemon's record outlives any outage; death is decided by the watcher, never by this."""
@@ -23,7 +24,20 @@ DEAD_LETTERS_KEPT = 10_000
 _BURIED_FIELDS = 64
 """More fields than any entry of ours has; Lua cannot pass on an unbounded number."""
 
-_NAMES = ["accept", "form", "commit", "finish", "hand_back", "cancel", "register", "beat", "retire", "bury", "lease"]
+_NAMES = [
+    "accept",
+    "form",
+    "commit",
+    "finish",
+    "hand_back",
+    "cancel",
+    "register",
+    "beat",
+    "retire",
+    "bury",
+    "lease",
+    "keep",
+]
 
 
 class Bounds(NamedTuple):
@@ -36,10 +50,30 @@ class Bounds(NamedTuple):
 DEFAULT_BOUNDS = Bounds()
 
 
+class Quota(NamedTuple):
+    """What one API key may have per minute; 0: no bound."""
+
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+
+
+class Idempotency(NamedTuple):
+    """The caller's name for a request, under which it is accepted once."""
+
+    digest: str
+    """Hash of the caller's key."""
+    keep_ms: int = 24 * 3600 * 1000
+
+
 class Accepted(NamedTuple):
     ordinal: int
     is_new: bool
     """False when the same request had been accepted before."""
+    request_id: str = ""
+    """The id it was accepted under, an older one where the idempotency key is known."""
+    requests_left: int | None = None
+    """What the API key's quota still allows; None without a bound."""
+    tokens_left: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +82,14 @@ class Submission:
 
     request: Request
     ticket: Ticket
-    seed: int
+    seed: int | None = None
+    """None: derived from the id."""
     reply: str = ""
     """Reply channel of the listener; empty when nobody listens."""
     timeout_ms: int = 3_600_000
     retain_ms: int = 600_000
+    quota: Quota = Quota()
+    idempotency: Idempotency | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +137,7 @@ class FinishResult(NamedTuple):
 
 
 HandBackOutcome = Literal["waiting", "ended", "dead", "lost"]
-CancelOutcome = Literal["unknown", "ended", "cancelled", "pending"]
+CancelOutcome = Literal["unknown", "wanted", "ended", "cancelled", "pending"]
 
 
 class Scripts:
@@ -115,24 +152,23 @@ class Scripts:
 
         Raises:
             QueueFullError: a bound is reached.
-            ConflictError: the id is taken by another request.
+            QuotaError: the API key has used up what it may have.
+            ConflictError: the id or the idempotency key is taken by another request.
         """
-        request, ticket = submission.request, submission.ticket
-        body, seed = encode(request), f"{submission.seed:016x}"
-        wait, priority = keys.wait(ticket.priority), ticket.priority
+        request, ticket, idempotency = submission.request, submission.ticket, submission.idempotency
+        seed = seed_of(request.id) if submission.seed is None else submission.seed
+        listener = submission.reply.rpartition(":")[2]
         reply = await self._run(
             "accept",
-            [keys.state(request.id), wait, keys.ORDINAL, keys.LOAD],
-            [request.id, body, encode(ticket), digest(body, seed), seed, priority, ticket.key_id, ticket.cost_tokens]
-            + [submission.reply, submission.timeout_ms, submission.retain_ms, *bounds, keys.WAKE],
+            [keys.state(request.id), keys.wait(ticket.priority), keys.ORDINAL, keys.LOAD, keys.bucket(ticket.key_id)]
+            + [keys.idempotency(ticket.key_id, idempotency.digest if idempotency else "")]
+            + [keys.listening(listener)],
+            [request.id, encode(request), encode(ticket), digest(submission), f"{seed:016x}", ticket.priority]
+            + [ticket.key_id, ticket.cost_tokens, submission.reply, submission.timeout_ms, submission.retain_ms]
+            + [*bounds, keys.WAKE, ticket.prompt_tokens, *submission.quota]
+            + [idempotency.keep_ms if idempotency else 0],
         )
-        match reply[0]:
-            case b"full":
-                raise QueueFullError(f"the queue is full: its bound in {reply[1].decode()} is reached")
-            case b"conflict":
-                raise ConflictError(f"another request has the id {request.id}")
-            case outcome:
-                return Accepted(int(reply[1]), outcome == b"ok")
+        return _accepted(reply, request.id)
 
     async def form(
         self, worker_id: str, cohort_id: str, request_ids: Sequence[str], *, rows_per_key: int = 0, wire: int = 1
@@ -185,13 +221,17 @@ class Scripts:
             for request_id, outcome in zip(reply[::2], reply[1::2], strict=True)
         }
 
-    async def cancel(self, request_id: str, cause: Cause) -> CancelOutcome:
-        """CANCEL; the first cause stays."""
+    async def keep(self, request_id: str, for_ms: int) -> str:
+        """KEEP; the request's status, empty when there is none."""
+        return str((await self._run("keep", [keys.state(request_id)], [for_ms])).decode())
+
+    async def cancel(self, request_id: str, cause: Cause, *, if_unwanted: bool = False) -> CancelOutcome:
+        """CANCEL; the first cause stays. With `if_unwanted` only a request that nobody keeps."""
         reply = await self._run(
             "cancel",
             [*_request_keys(request_id), keys.LOAD, keys.ENDED]
             + [keys.WAIT_INTERACTIVE, keys.WAIT_OFFLINE, keys.WAIT_RETURNED],
-            [request_id, cause, keys.CONTROL],
+            [request_id, cause, keys.CONTROL, int(if_unwanted)],
         )
         return cast("CancelOutcome", reply.decode())
 
@@ -224,7 +264,8 @@ class Scripts:
         """RETIRE; the rows to hand back before it takes effect, none when the record is gone."""
         reply = await self._run(
             "retire",
-            [keys.daemon(daemon_id), keys.jobs(daemon_id), keys.rows(daemon_id), keys.DAEMONS],
+            [keys.daemon(daemon_id), keys.jobs(daemon_id), keys.rows(daemon_id), keys.DAEMONS]
+            + [keys.listening(daemon_id)],
             [daemon_id],
         )
         return [Seat(name.decode(), int(attempt)) for name, attempt in zip(reply[::2], reply[1::2], strict=True)]
@@ -270,9 +311,30 @@ def source(name: str) -> str:
     return (folder / "prelude.lua").read_text() + "\n" + (folder / f"{name}.lua").read_text()
 
 
-def digest(body: bytes, seed: str) -> str:
-    """What must be equal for two requests with one id to be the same request."""
-    return hashlib.sha256(body + seed.encode()).hexdigest()
+def digest(submission: Submission) -> str:
+    """Hash of what must be equal for two requests to be the same one: all of it but the id and what follows from it."""
+    anonymous = structs.replace(submission.request, id="")
+    return hashlib.sha256(encode(anonymous) + str(submission.seed).encode()).hexdigest()
+
+
+def _accepted(reply: Sequence[Any], request_id: str) -> Accepted:
+    match reply[0]:
+        case b"full":
+            raise QueueFullError(f"the queue is full: its bound in {reply[1].decode()} is reached")
+        case b"quota":
+            raise _quota_error(reply[1].decode(), int(reply[2]))
+        case b"conflict":
+            raise ConflictError(f"another request has the id or idempotency key of {request_id}")
+        case b"again":
+            return Accepted(int(reply[2]), False, reply[1].decode())
+    left = [None if amount < 0 else int(amount) for amount in reply[3:5]]
+    return Accepted(int(reply[2]), True, reply[1].decode(), *left)
+
+
+def _quota_error(what: str, wait_ms: int) -> QuotaError:
+    if wait_ms < 0:
+        return QuotaError(f"this request alone asks for more {what} than its API key may have in a minute")
+    return QuotaError(f"the API key's limit of {what} per minute is reached", retry_after_s=wait_ms / 1000)
 
 
 def _request_keys(request_id: str) -> tuple[str, str, str]:

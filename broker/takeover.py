@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any, cast
 
 from redis.asyncio import Redis
 
+from broker import keys
+from broker.connection import translated
 from broker.liveness import Watcher
 from broker.pulse import read_beats
 from broker.registry import DaemonRecord
@@ -52,11 +55,21 @@ class Takeover:
             await self._retire(daemon_id)
 
     async def _retire(self, daemon_id: str) -> None:
+        await self._cancel_unheard(daemon_id)
         for _ in range(ROUNDS):
             seats = await self._scripts.retire(daemon_id)
             if not seats:
                 return
             await self._hand_back(daemon_id, seats)
+
+    async def _cancel_unheard(self, api_id: str) -> None:
+        """End what only the dead one waited for; another kind of daemon has nothing of the sort."""
+        with translated():
+            raw_ids = await cast("Any", self._client.smembers(keys.listening(api_id)))
+        for request_id in sorted(raw.decode() for raw in raw_ids):
+            outcome = await self._scripts.cancel(request_id, "listener")
+            extra = {"request_id": request_id, "api": api_id}
+            logger.info("nobody hears request %s any more: %s", request_id, outcome, extra=extra)
 
     async def _hand_back(self, worker_id: str, seats: Sequence[Seat]) -> None:
         """If there were suspects among the rows, the crash counts against them alone."""

@@ -31,9 +31,42 @@ local function failed_event(id, code, message)
   return string.char(145, 148) .. pack_str('failed') .. pack_str(id) .. pack_str(code) .. pack_str(message)
 end
 
+-- Takes amounts out of an API key's bucket, where each level refills to its bound within a minute: all or nothing.
+-- `wants` maps a level to {amount, bound per minute, 0: none}. Returns what is left by level (-1: no bound), or which
+-- level refused and in how many ms it would not (-1: never, the amount is larger than the bound).
+local function draw(bucket, now, wants)
+  local since = redis.call('HGET', bucket, 'at_ms')
+  local left = {}
+  for _, name in ipairs({'requests', 'tokens'}) do
+    local amount, bound = wants[name][1], wants[name][2]
+    left[name] = -1
+    if bound > 0 then
+      local level = tonumber(redis.call('HGET', bucket, name) or bound)
+      if level < 0 then level = bound end -- the bound is new
+      if since then level = math.min(bound, level + bound * (now - tonumber(since)) / 60000) end
+      if amount > bound then return {refused = name, wait_ms = -1} end
+      if amount > level then return {refused = name, wait_ms = math.ceil((amount - level) * 60000 / bound)} end
+      left[name] = level - amount
+    end
+  end
+  redis.call('HSET', bucket, 'requests', left.requests, 'tokens', left.tokens, 'at_ms', now)
+  redis.call('PEXPIRE', bucket, 120000) -- by then it is full again
+  return left
+end
+
+-- Gives back what a request reserved and did not use.
+local function refund(req, bucket, cost, prompt_tokens)
+  if bucket == '' or redis.call('EXISTS', bucket) == 0 then return end
+  local unused = tonumber(cost) - tonumber(prompt_tokens) - redis.call('STRLEN', req.log) / 4
+  if tonumber(redis.call('HGET', bucket, 'tokens')) >= 0 then redis.call('HINCRBYFLOAT', bucket, 'tokens', unused) end
+end
+
 -- Writes the terminal state once, starts retention, lowers the load, tells the listener.
 local function end_request(req, load_key, ended_key, status, cause, event)
-  local f = redis.call('HMGET', req.state, 'priority', 'cost', 'reply', 'retain_ms')
+  local f = redis.call('HMGET', req.state, 'priority', 'cost', 'reply', 'retain_ms', 'bucket', 'prompt_tokens',
+    'listening', 'id')
+  refund(req, f[5] or '', f[2], f[6])
+  if f[7] then redis.call('SREM', f[7], f[8]) end
   redis.call('HSET', req.state, 'status', status, 'end', event, 'ended_ms', now_ms())
   redis.call('HDEL', req.state, 'body', 'ticket', 'owner', 'entry', 'stream')
   for _, key in pairs(req) do redis.call('PEXPIRE', key, f[4]) end

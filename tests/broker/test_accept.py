@@ -23,7 +23,7 @@ async def test_accept_gives_each_request_the_next_ordinal(scripts: Scripts) -> N
     first = await scripts.accept(make.submission("r1"), DEFAULT_BOUNDS)
     second = await scripts.accept(make.submission("r2"), DEFAULT_BOUNDS)
 
-    assert (first, second) == (Accepted(1, is_new=True), Accepted(2, is_new=True))
+    assert (first, second) == (Accepted(1, is_new=True, request_id="r1"), Accepted(2, is_new=True, request_id="r2"))
 
 
 async def test_accept_writes_the_request_and_its_place_in_line(scripts: Scripts, client: Redis) -> None:
@@ -50,7 +50,7 @@ async def test_accept_changes_nothing_when_run_twice(scripts: Scripts, client: R
 
     again = await scripts.accept(make.submission("r1"), DEFAULT_BOUNDS)
 
-    assert again == Accepted(1, is_new=False)
+    assert again == Accepted(1, is_new=False, request_id="r1")
     assert await read_waiting(client, keys.WAIT_INTERACTIVE) == ["r1"]
     assert (await read_counts(client, keys.LOAD))["requests:interactive"] == 1
 

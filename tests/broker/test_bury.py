@@ -19,7 +19,7 @@ Entry = dict[bytes, bytes]
 
 
 async def add(client: Redis, entry: Entry) -> str:
-    return cast("bytes", await cast("Any", client.xadd(keys.WAIT_INTERACTIVE, entry))).decode()
+    return cast("bytes", await cast("Any", client).xadd(keys.WAIT_INTERACTIVE, entry)).decode()
 
 
 async def first_entry(client: Redis) -> tuple[str, Entry]:

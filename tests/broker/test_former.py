@@ -2,20 +2,407 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
 from redis.asyncio import Redis
 
-from broker.former import Former
+from broker import keys
+from broker.errors import BrokerConfigError
+from broker.former import Former, FormerConfig
+from broker.policy import PolicyConfig
+from broker.registry import Registry
 from broker.scripts import DEFAULT_BOUNDS, Scripts
-from broker.wire import Seat
+from broker.wire import Failed, Finished, Seat
 from tests.support import factories as make
-from tests.support.reads import read_jobs
+from tests.support.clock import FakeClock
+from tests.support.reads import read_counts, read_end, read_jobs, read_status, read_waiting
+from tests.support.redis_servers import InProcessRedis
+from tests.support.running import accept, run_rows
+
+LEASE_S = 1.0
+
+
+def make_former(client: Redis, clock: FakeClock, **policy: Any) -> Former:
+    config = FormerConfig("unused", policy=PolicyConfig(**policy), lease_s=LEASE_S)
+    return Former(config, commands=client, blocking=client, monotonic=clock)
+
+
+async def watch_for_a_lease(former: Former, clock: FakeClock) -> None:
+    """Steps often enough that the watcher is never late, until what stood still is dead."""
+    for _ in range(7):
+        await former.step()
+        clock.advance(LEASE_S / 5)
+    await former.step()
 
 
 async def test_former_sends_what_waits_to_a_free_worker(former: Former, scripts: Scripts, client: Redis) -> None:
     await scripts.register(make.registration("w1"))
-    await scripts.accept(make.submission("r1"), DEFAULT_BOUNDS)
+    await accept(scripts, "r1", "r2")
 
-    sent = await former.step()
+    assert await former.step() == 2
+    assert await read_jobs(client, "w1") == [[Seat("r1", 1), Seat("r2", 1)]]
 
-    assert sent == 1
+
+async def test_former_sends_nothing_when_nothing_waits(former: Former, scripts: Scripts) -> None:
+    await scripts.register(make.registration("w1"))
+
+    assert await former.step() == 0
+
+
+async def test_former_sends_nothing_twice(former: Former, scripts: Scripts) -> None:
+    await scripts.register(make.registration("w1"))
+    await accept(scripts, "r1")
+
+    assert [await former.step(), await former.step()] == [1, 0]
+
+
+async def test_former_keeps_waiting_what_has_no_free_row(former: Former, scripts: Scripts, client: Redis) -> None:
+    await scripts.register(make.registration("w1", free_rows=1))
+    await accept(scripts, "r1", "r2")
+
+    await former.step()
+
+    assert await read_waiting(client, keys.WAIT_INTERACTIVE) == ["r2"]
+
+
+async def test_former_sees_past_any_number_of_requests_that_nobody_serves(
+    former: Former, scripts: Scripts, client: Redis
+) -> None:
+    for i in range(1200):
+        await scripts.accept(make.submission(f"x{i}", ticket=make.ticket(f"x{i}", model="absent@0")), DEFAULT_BOUNDS)
+    await accept(scripts, "r1")
+    await scripts.register(make.registration("w1"))
+
+    assert await former.step() == 1
     assert await read_jobs(client, "w1") == [[Seat("r1", 1)]]
+
+
+async def test_former_serves_returned_requests_first(former: Former, scripts: Scripts, client: Redis) -> None:
+    [seat] = await run_rows(scripts, "r1", worker_id="old")
+    await accept(scripts, "r2")
+    await scripts.hand_back("old", [seat], is_crash=False)
+    await scripts.retire("old")
+    await scripts.register(make.registration("w1", free_rows=1))
+
+    await former.step()
+
+    assert await read_jobs(client, "w1") == [[Seat("r1", 2)]]
+
+
+async def test_former_expires_what_waited_past_its_deadline(former: Former, scripts: Scripts, client: Redis) -> None:
+    await scripts.register(make.registration("w1"))
+    await scripts.accept(make.submission("r1", timeout_ms=0), DEFAULT_BOUNDS)
+
+    assert await former.step() == 0
+    assert await read_status(client, "r1") == "expired"
+    assert await read_end(client, "r1") == Finished("r1", "deadline", 0, -1, "deadline")
+
+
+async def test_former_buries_what_nobody_can_read(former: Former, scripts: Scripts, client: Redis) -> None:
+    await scripts.register(make.registration("w1"))
+    await cast("Any", client.xadd(keys.WAIT_INTERACTIVE, {"x": "y"}))
+    await accept(scripts, "r1")
+
+    assert await former.step() == 1
+    assert await cast("Any", client.xlen(keys.DEAD_LETTERS)) == 1
+    assert await read_waiting(client, keys.WAIT_INTERACTIVE) == []
+
+
+async def test_former_fails_a_request_whose_ticket_nobody_can_read(
+    former: Former, scripts: Scripts, client: Redis
+) -> None:
+    await accept(scripts, "r1")
+    [(entry_id, entry)] = await cast("Any", client.xrange(keys.WAIT_INTERACTIVE))
+    await cast("Any", client.xtrim(keys.WAIT_INTERACTIVE, maxlen=0))
+    again = await cast("Any", client.xadd(keys.WAIT_INTERACTIVE, entry | {b"ticket": b"\xc1"}))
+    await cast("Any", client.hset(keys.state("r1"), "entry", again))
+
+    await former.step()
+
+    assert isinstance(await read_end(client, "r1"), Failed)
+    assert await read_counts(client, keys.LOAD) == {}
+
+
+async def test_former_leaves_alone_what_a_newer_version_reads(former: Former, scripts: Scripts, client: Redis) -> None:
+    await scripts.register(make.registration("w1", lane=make.lane(wire=99)))
+    await scripts.accept(make.submission("r1", ticket=make.ticket("r1", min_wire=99)), DEFAULT_BOUNDS)
+
+    assert await former.step() == 0
+    assert await read_waiting(client, keys.WAIT_INTERACTIVE) == ["r1"]
+    assert await read_status(client, "r1") == "waiting"
+
+
+async def test_former_buries_an_entry_by_which_nobody_waits(former: Former, scripts: Scripts, client: Redis) -> None:
+    await scripts.register(make.registration("w1"))
+    await accept(scripts, "r1")
+    await client.delete(keys.state("r1"))
+
+    assert [await former.step(), await former.step()] == [0, 0]
+    assert await read_waiting(client, keys.WAIT_INTERACTIVE) == []
+    assert await read_counts(client, keys.LOAD) == {}
+
+
+async def test_former_buries_an_overdue_entry_whose_record_is_gone(
+    former: Former, scripts: Scripts, client: Redis
+) -> None:
+    await scripts.accept(make.submission("r1", timeout_ms=0), DEFAULT_BOUNDS)
+    await client.delete(keys.state("r1"))
+
+    await former.step()
+
+    assert await read_waiting(client, keys.WAIT_INTERACTIVE) == []
+    assert await read_counts(client, keys.LOAD) == {}
+
+
+async def test_former_buries_the_second_entry_of_a_request(former: Former, scripts: Scripts, client: Redis) -> None:
+    await accept(scripts, "r1")
+    [(_, entry)] = await cast("Any", client.xrange(keys.WAIT_INTERACTIVE))
+    await cast("Any", client.xadd(keys.WAIT_OFFLINE, entry))
+    await scripts.register(make.registration("w1"))
+
+    assert await former.step() + await former.step() == 1
+    assert await read_jobs(client, "w1") == [[Seat("r1", 1)]]
+    await former.step()
+    assert await read_waiting(client, keys.WAIT_OFFLINE) == []
+    assert await read_status(client, "r1") == "running"
+
+
+async def test_former_keeps_an_entry_that_the_worker_had_no_room_for(
+    scripts: Scripts, client: Redis, clock: FakeClock
+) -> None:
+    former = make_former(client, clock, rows_per_key=1)
+    await scripts.register(make.registration("w1"))
+    for request_id in ("r1", "r2"):
+        await scripts.accept(make.submission(request_id, ticket=make.ticket(request_id, key_id="a")), DEFAULT_BOUNDS)
+
+    assert [await former.step(), await former.step()] == [1, 0]
+    assert await read_waiting(client, keys.WAIT_INTERACTIVE) == ["r2"]
+
+
+async def test_former_holds_a_row_for_company_and_lets_it_go_when_it_is_full(
+    scripts: Scripts, client: Redis, clock: FakeClock
+) -> None:
+    former = make_former(client, clock, batch_wait_ms=60_000)
+    await scripts.register(make.registration("w1", free_rows=2))
+    await accept(scripts, "r1")
+
+    assert await former.step() == 0
+    await accept(scripts, "r2")
+    assert await former.step() == 2
+
+
+async def test_former_takes_turns_between_keys_over_several_rounds(
+    former: Former, scripts: Scripts, client: Redis
+) -> None:
+    await scripts.register(make.registration("w1", free_rows=1))
+    for request_id, key_id in (("a1", "a"), ("a2", "a"), ("b1", "b")):
+        await scripts.accept(make.submission(request_id, ticket=make.ticket(request_id, key_id=key_id)), DEFAULT_BOUNDS)
+    await former.step()
+    await scripts.hand_back("w1", [Seat("a1", 1)], is_crash=False)
+    await scripts.cancel("a1", "client")
+
+    await former.step()
+
+    assert (await read_jobs(client, "w1"))[1:] == [[Seat("b1", 1)]]
+
+
+async def test_former_registers_itself_and_beats(
+    former: Former, registry: Registry, client: Redis, clock: FakeClock
+) -> None:
+    await former.step()
+    clock.advance(LEASE_S / 5)
+    await former.step()
+
+    [record] = await registry.daemons()
+    assert (record.id, record.kind, record.beat, record.fields["working"]) == (former.id, "former", 1, "1")
+
+
+async def test_former_stands_by_when_another_holds_the_lease(
+    former: Former, scripts: Scripts, client: Redis, clock: FakeClock
+) -> None:
+    other = make_former(client, clock)
+    await other.step()
+    await scripts.register(make.registration("w1"))
+    await accept(scripts, "r1")
+
+    assert await former.step() == 0
+    assert (other.is_working, former.is_working) == (True, False)
+    assert await other.step() == 1
+
+
+async def test_former_takes_the_lease_over_when_it_is_free(
+    former: Former, scripts: Scripts, client: Redis, clock: FakeClock
+) -> None:
+    other = make_former(client, clock)
+    await other.step()
+    await former.step()
+    await client.delete(keys.FORMER_LEASE)
+    clock.advance(LEASE_S / 5)
+
+    await former.step()
+
+    assert former.is_working
+
+
+async def test_former_registers_anew_when_it_was_declared_dead(
+    former: Former, scripts: Scripts, registry: Registry, clock: FakeClock
+) -> None:
+    await former.step()
+    first_id = former.id
+    await scripts.retire(first_id)
+    clock.advance(LEASE_S / 5)
+
+    await former.step()
+
+    assert former.id != first_id
+    assert [record.id for record in await registry.daemons()] == [former.id]
+
+
+async def test_former_goes_on_when_redis_was_emptied(
+    former: Former, scripts: Scripts, client: Redis, clock: FakeClock
+) -> None:
+    await accept(scripts, "lost")
+    await former.step()
+    await cast("Any", client.flushall())
+    clock.advance(LEASE_S / 5)
+    await scripts.register(make.registration("w1"))
+    await accept(scripts, "r1")
+
+    assert await former.step() + await former.step() == 1
+    assert await read_jobs(client, "w1") == [[Seat("r1", 1)]]
+
+
+async def test_former_refuses_a_server_that_may_evict(clock: FakeClock) -> None:
+    class Evicting(InProcessRedis):
+        async def info(self, section: str | None = None, *args: str, **kwargs: Any) -> dict[str, Any]:
+            return {"maxmemory_policy": "allkeys-lru"}
+
+    client = cast("Redis", Evicting())
+
+    with pytest.raises(BrokerConfigError, match="noeviction"):
+        await make_former(client, clock).run()
+    await client.aclose()
+
+
+async def test_former_hands_the_rows_of_a_dead_worker_to_another(
+    former: Former, scripts: Scripts, client: Redis, clock: FakeClock
+) -> None:
+    await run_rows(scripts, "r1", "r2", worker_id="dying")
+
+    await watch_for_a_lease(former, clock)
+    await scripts.register(make.registration("w1"))
+    await former.step()
+
+    assert sorted(seat for job in await read_jobs(client, "w1") for seat in job)[0] == Seat("r1", 2)
+    assert not await cast("Any", client.exists(keys.daemon("dying"), keys.rows("dying"), keys.jobs("dying")))
+
+
+async def test_former_takes_nothing_from_a_worker_that_beats(
+    former: Former, scripts: Scripts, client: Redis, clock: FakeClock
+) -> None:
+    await run_rows(scripts, "r1")
+
+    for _ in range(10):
+        await scripts.beat("w1", {})
+        await former.step()
+        clock.advance(LEASE_S / 5)
+
+    assert await read_status(client, "r1") == "running"
+    assert await read_counts(client, keys.rows("w1")) == {"r1": 1}
+
+
+async def test_former_calls_nobody_dead_when_it_was_late_itself(
+    former: Former, scripts: Scripts, client: Redis, clock: FakeClock
+) -> None:
+    await run_rows(scripts, "r1")
+
+    for _ in range(5):
+        await former.step()
+        clock.advance(LEASE_S * 3)
+
+    assert await read_status(client, "r1") == "running"
+
+
+async def test_former_takes_over_where_another_died_while_taking_over(
+    former: Former, scripts: Scripts, client: Redis
+) -> None:
+    await run_rows(scripts, "r1")
+    await scripts.retire("w1")
+
+    await former.step()
+
+    assert await read_status(client, "r1") == "waiting"
+    assert not await cast("Any", client.exists(keys.daemon("w1")))
+
+
+async def test_former_hands_back_the_rows_of_a_worker_whose_record_has_expired(
+    former: Former, scripts: Scripts, client: Redis, clock: FakeClock
+) -> None:
+    await run_rows(scripts, "r1")
+    await client.delete(keys.daemon("w1"))
+
+    await watch_for_a_lease(former, clock)
+
+    assert await read_status(client, "r1") == "waiting"
+
+
+async def test_former_removes_other_daemons_that_died(
+    former: Former, scripts: Scripts, registry: Registry, clock: FakeClock
+) -> None:
+    await scripts.register(replace(make.registration("api1"), fields={"kind": "api"}, free_rows=None))
+
+    await watch_for_a_lease(former, clock)
+
+    assert [record.id for record in await registry.daemons()] == [former.id]
+
+
+async def test_former_blames_a_crash_on_the_suspect_alone(
+    former: Former, scripts: Scripts, client: Redis, clock: FakeClock
+) -> None:
+    await run_rows(scripts, "poison", worker_id="first")
+    await watch_for_a_lease(former, clock)
+    await scripts.register(make.registration("second"))
+    await former.step()
+    await accept(scripts, "innocent")
+    await former.step()
+
+    await watch_for_a_lease(former, clock)
+
+    crashes = [await cast("Any", client.hget(keys.state(each), "crashes")) for each in ("poison", "innocent")]
+    assert crashes == [b"2", b"0"]
+
+
+async def test_former_runs_one_suspect_at_a_time_on_a_worker(
+    former: Former, scripts: Scripts, client: Redis, clock: FakeClock
+) -> None:
+    await run_rows(scripts, "r1", "r2", worker_id="dying")
+    await watch_for_a_lease(former, clock)
+    await scripts.register(make.registration("w1"))
+
+    assert [await former.step(), await former.step()] == [1, 0]
+    assert len(await read_waiting(client, keys.WAIT_RETURNED)) == 1
+
+
+async def test_former_gives_a_poison_request_up_after_three_workers(
+    former: Former, scripts: Scripts, client: Redis, clock: FakeClock
+) -> None:
+    await accept(scripts, "poison")
+
+    for i in range(3):
+        await scripts.register(make.registration(f"w{i}"))
+        await watch_for_a_lease(former, clock)
+
+    assert await read_status(client, "poison") == "failed"
+    assert await cast("Any", client.xlen(keys.DEAD_LETTERS)) == 1
+
+
+async def test_former_says_which_wire_version_reads_a_job(former: Former, scripts: Scripts, client: Redis) -> None:
+    await scripts.register(make.registration("w1"))
+    await accept(scripts, "r1")
+
+    await former.step()
+
+    [(_, job)] = await cast("Any", client.xrange(keys.jobs("w1")))
+    assert job[b"wire"] == b"1"

@@ -59,9 +59,25 @@ class InProcessServer:
 class ChildServer:
     """A server process on a unix socket."""
 
-    def __init__(self, name: str, url: str) -> None:
+    def __init__(self, name: str, binary: Path, folder: Path, *, is_durable: bool = False) -> None:
         self.name = name
-        self.url = url
+        self.url = f"unix://{folder / 's'}"
+        append_only = "yes" if is_durable else "no"
+        options = {"port": "0", "unixsocket": str(folder / "s"), "dir": str(folder), "save": ""}
+        options |= {"appendonly": append_only, "appendfsync": "always"}
+        self._command = [str(binary), *(word for option, value in options.items() for word in (f"--{option}", value))]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, again if need be, and wait until it answers."""
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+        _wait_until_it_answers(self.url, self._process)
+
+    def kill(self) -> None:
+        """kill -9."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
 
     def client(self, *, blocking: bool = False) -> Redis:
         return connect(self.url, blocking=blocking)
@@ -73,7 +89,7 @@ class ChildServer:
 
 
 @contextmanager
-def child_server(name: ServerName) -> Iterator[ChildServer]:
+def child_server(name: ServerName, *, is_durable: bool = False) -> Iterator[ChildServer]:
     """Run a server for the length of a block; skips the test when there is none, and fails it where `CI` is set."""
     binary = _binary(name)
     if binary is None:
@@ -82,17 +98,12 @@ def child_server(name: ServerName) -> Iterator[ChildServer]:
             pytest.fail(reason)
         pytest.skip(reason)
     folder = Path(tempfile.mkdtemp(prefix="mtplx-"))
-    socket = folder / "s"
-    options = {"port": "0", "unixsocket": str(socket), "dir": str(folder), "save": "", "appendonly": "no"}
-    arguments = [word for option, value in options.items() for word in (f"--{option}", value)]
-    process = subprocess.Popen([str(binary), *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+    server = ChildServer(name, binary, folder, is_durable=is_durable)
     try:
-        url = f"unix://{socket}"
-        _wait_until_it_answers(url, process)
-        yield ChildServer(name, url)
+        server.start()
+        yield server
     finally:
-        process.kill()
-        process.wait()
+        server.kill()
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -112,7 +123,7 @@ def _wait_until_it_answers(url: str, process: subprocess.Popen[bytes]) -> None:
         while process.poll() is None and time.monotonic() < end:
             try:
                 client.ping()
-            except redis.ConnectionError:
+            except (redis.ConnectionError, redis.exceptions.BusyLoadingError):
                 time.sleep(0.01)
             else:
                 return

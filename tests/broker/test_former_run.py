@@ -1,0 +1,145 @@
+"""The former as a running daemon: woken, stopped, two at once, Redis away. Engine: none; Redis: as each test says."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+from redis.asyncio import Redis
+
+from broker import keys
+from broker.former import Former, FormerConfig
+from broker.registry import Registry
+from broker.scripts import Scripts
+from tests.support import factories as make
+from tests.support.reads import read_counts, read_free_rows, read_jobs, read_status
+from tests.support.redis_servers import ChildServer, Server, ServerName, child_server
+from tests.support.running import accept, run_rows
+from tests.support.wait import wait_until
+
+NEVER_S = 3600.0
+
+
+@asynccontextmanager
+async def running(server: Server, config: FormerConfig) -> AsyncIterator[Former]:
+    """A former at work, until the block ends."""
+    commands, blocking = server.client(), server.client(blocking=True)
+    former = Former(config, commands=commands, blocking=blocking)
+    task = asyncio.create_task(former.run())
+    try:
+        yield former
+    finally:
+        former.stop()
+        await task
+        await commands.aclose()
+        await blocking.aclose()
+
+
+@pytest.fixture(params=["valkey", "redis"])
+def durable_server(request: pytest.FixtureRequest) -> Iterator[ChildServer]:
+    """A server that can be killed and started again without losing anything."""
+    name: ServerName = request.param
+    with child_server(name, is_durable=True) as server:
+        yield server
+
+
+async def test_former_is_woken_when_a_request_is_accepted(server: Server, scripts: Scripts, client: Redis) -> None:
+    await scripts.register(make.registration("w1"))
+
+    async with running(server, FormerConfig("unused", tick_s=NEVER_S, lease_s=NEVER_S)) as former:
+        await wait_until(lambda: is_idle(client, former), "the former has looked once and listens")
+        await accept(scripts, "r1")
+
+        await wait_until(lambda: has_status(client, "r1", "running"), "the request is sent")
+
+
+async def test_former_is_woken_when_a_row_becomes_free(server: Server, scripts: Scripts, client: Redis) -> None:
+    await scripts.register(make.registration("w1", free_rows=1))
+    await accept(scripts, "r1", "r2")
+
+    async with running(server, FormerConfig("unused", tick_s=NEVER_S, lease_s=NEVER_S)):
+        await wait_until(lambda: has_status(client, "r1", "running"), "the first is sent")
+        await scripts.hand_back("w1", [(await read_jobs(client, "w1"))[0][0]], is_crash=False)
+        await scripts.cancel("r1", "client")
+
+        await wait_until(lambda: has_status(client, "r2", "running"), "the second is sent")
+
+
+async def test_former_leaves_at_once_when_it_is_stopped(server: Server, client: Redis, registry: Registry) -> None:
+    async with running(server, FormerConfig("unused", tick_s=NEVER_S, lease_s=NEVER_S)) as former:
+        await wait_until(lambda: is_idle(client, former), "the former works")
+
+    assert await registry.daemons() == []
+    await wait_until(lambda: is_lease_free(client), "the lease is free")
+
+
+async def test_two_formers_send_every_request_once(server: Server, scripts: Scripts, client: Redis) -> None:
+    for i in range(4):
+        await scripts.register(make.registration(f"w{i}", free_rows=12))
+    await accept(scripts, *(f"r{i}" for i in range(40)))
+    commands = [server.client() for _ in range(2)]
+    formers = [Former(FormerConfig("unused"), commands=each, blocking=each) for each in commands]
+
+    sent = await asyncio.gather(*(form_often(former) for former in formers))
+
+    seats = [seat for i in range(4) for job in await read_jobs(client, f"w{i}") for seat in job]
+    assert sum(sent) == len(seats) == 40
+    assert {seat.attempt for seat in seats} == {1}
+    assert len({seat.request_id for seat in seats}) == 40
+    assert sum([await read_free_rows(client, f"w{i}") for i in range(4)]) == 8
+    for each in commands:
+        await each.aclose()
+
+
+async def test_former_goes_on_when_redis_was_killed_and_started_again(durable_server: ChildServer) -> None:
+    client = durable_server.client()
+    scripts = Scripts(client)
+    async with running(durable_server, FormerConfig("unused", tick_s=0.05, lease_s=2.0)):
+        await run_rows(scripts, "r1")
+        durable_server.kill()
+        durable_server.start()
+        await accept(scripts, "r2")
+
+        await wait_until(lambda: has_status(client, "r2", "running"), "the former forms again")
+
+    assert await read_status(client, "r1") == "running"
+    assert await read_counts(client, keys.rows("w1")) == {"r1": 1, "r2": 1}
+    await client.aclose()
+
+
+async def test_former_process_ends_when_it_is_told_to(durable_server: ChildServer) -> None:
+    client = durable_server.client()
+    code = f"import asyncio; from broker.former import *; asyncio.run(run_former(FormerConfig({durable_server.url!r})))"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, cwd=os.getcwd())
+    await wait_until(lambda: has_former(client), "the former is registered")
+
+    process.send_signal(signal.SIGTERM)
+
+    assert await asyncio.wait_for(process.wait(), 10) == 0
+    assert await Registry(client).daemons() == []
+    await client.aclose()
+
+
+async def form_often(former: Former) -> int:
+    return sum([await former.form() for _ in range(8)])
+
+
+async def has_status(client: Redis, request_id: str, status: str) -> bool:
+    return await read_status(client, request_id) == status
+
+
+async def has_former(client: Redis) -> bool:
+    return [record.kind for record in await Registry(client).daemons()] == ["former"]
+
+
+async def is_idle(client: Redis, former: Former) -> bool:
+    return former.is_working and bool(await client.pubsub_numsub(keys.WAKE) == [(keys.WAKE.encode(), 1)])
+
+
+async def is_lease_free(client: Redis) -> bool:
+    return await client.get(keys.FORMER_LEASE) is None

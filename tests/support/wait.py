@@ -1,0 +1,17 @@
+"""Waits for something to become true, for tests with real tasks or processes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+POLL_S = 0.005
+
+
+async def wait_until(is_true: Callable[[], Awaitable[bool]], what: str, *, timeout_s: float = 10.0) -> None:
+    """Raises: AssertionError when it does not become true in time."""
+    end = time.monotonic() + timeout_s
+    while not await is_true():
+        assert time.monotonic() < end, f"not in {timeout_s} s: {what}"
+        await asyncio.sleep(POLL_S)
