@@ -79,7 +79,7 @@ class Client:
         self._subscriber = subscriber
         self._bounds = bounds
         self._silence_s = silence_s
-        self._hub = ReplyHub(subscriber, keys.reply(self.id), on_restored=self._cancel_orphans)
+        self._hub = ReplyHub(subscriber, keys.reply(self.id), on_restored=self.cancel_orphans)
         self._orphans: set[str] = set()
         self._heart: asyncio.Task[None] | None = None
 
@@ -199,7 +199,8 @@ class Client:
         except BrokerUnavailableError:
             self._orphans.add(request_id)
 
-    async def _cancel_orphans(self) -> None:
+    async def cancel_orphans(self) -> None:
+        """Cancel what may have been accepted or left without this process hearing of it."""
         for request_id in list(self._orphans):
             with contextlib.suppress(BrokerUnavailableError):
                 await self.cancel(request_id, "listener")
@@ -214,14 +215,18 @@ class Client:
         while True:
             await asyncio.sleep(BEAT_S)
             try:
-                if not await self.scripts.beat(self.id, {"open": self.open_requests}):
-                    logger.warning("this process was declared dead; it registers anew", extra={"api": self.id})
-                    await self.scripts.retire(self.id)
-                    await self._register()
-                if self._orphans and self.is_connected:
-                    await self._cancel_orphans()
+                await self.beat()
             except BrokerUnavailableError as error:
                 logger.debug("heartbeat not sent: %s", error)
+
+    async def beat(self) -> None:
+        """Say that this process lives; register anew if it was declared dead."""
+        if not await self.scripts.beat(self.id, {"open": self.open_requests}):
+            logger.warning("this process was declared dead; it registers anew", extra={"api": self.id})
+            await self.scripts.retire(self.id)
+            await self._register()
+        if self._orphans and self.is_connected:
+            await self.cancel_orphans()
 
     async def _close_connections(self) -> None:
         await self._hub.close()
@@ -252,13 +257,12 @@ class Handle:
         """
         while True:
             event = await self._inbox.get(self._silence_s)
-            is_over = False
             async for ready in self._settle(event):
+                if isinstance(ready, Finished | Failed):
+                    self._client.forget(self.request_id)
+                    yield ready
+                    return
                 yield ready
-                is_over = isinstance(ready, Finished | Failed)
-            if is_over:
-                self._client.forget(self.request_id)
-                return
 
     async def cancel(self, cause: Cause) -> CancelOutcome:
         return await self._client.cancel(self.request_id, cause)
