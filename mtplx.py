@@ -43,7 +43,21 @@ def main() -> NoReturn:
     sys.exit(0)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """Also knows `forge`, which lies in a module of its own and is read only when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), "forge"])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name != "forge":
+            return super().get_command(ctx, cmd_name)
+        from console.forge_cli import forge
+
+        return forge
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="mtplx")
 def cli() -> None:
     """Several Macs behind one endpoint: a durable queue, cohorts, and batched multi-token prediction.
@@ -108,7 +122,7 @@ def worker(*, with_parent: bool, **flags: object) -> None:
 
     keep_awake()
     try:
-        asyncio.run(run_worker(worker_config(settings)))
+        asyncio.run(run_worker(worker_config(settings, os.environ)))
     except WorkerError as error:
         _fail(error, EXIT_CONFIG if isinstance(error, LaneError) else 1)
 

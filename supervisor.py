@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 EXIT_CONFIG = 2
 """Exit status of a child whose settings are wrong: starting it again would not help."""
+HURRY_S = 2.0
+"""What a child gets to end in after the second SIGTERM."""
 
 
 class SupervisorError(Exception):
@@ -52,7 +54,8 @@ class RestartPolicy:
     longest_delay_s: float = 15.0
     fast_death_s: float = 20.0
     """A child that lived shorter than this died fast."""
-    fast_deaths_max: int = 5
+    fast_deaths_max: int = 8
+    """More than the deaths a request that kills workers may cause before it is given up, twice over."""
 
     def delay_s(self, fast_deaths: int) -> float:
         """How long to wait before the next start, after so many fast deaths in a row."""
@@ -113,19 +116,21 @@ class Child:
                 raise SupervisorError(self._obituary(self.process.returncode))
             await asyncio.sleep(0.02)
 
-    async def stop(self) -> None:
-        """SIGTERM, and SIGKILL to its whole process group if it does not end in time."""
+    async def stop(self, hurrying: asyncio.Event) -> None:
+        """SIGTERM, a second one once there is a hurry, and SIGKILL to its process group if it does not end in time."""
         if self.process is None or self.process.returncode is not None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            self.process.terminate()
-        try:
-            await asyncio.wait_for(self.process.wait(), self.spec.stop_within_s)
-        except TimeoutError:
-            self.log.warning("%s did not stop within %.0f s; killing it", self.spec.name, self.spec.stop_within_s)
-        finally:
-            self.kill()
-            await self.process.wait()
+        self._terminate()
+        ended, hurry = asyncio.create_task(self.process.wait()), asyncio.create_task(hurrying.wait())
+        await asyncio.wait({ended, hurry}, timeout=self.spec.stop_within_s, return_when=asyncio.FIRST_COMPLETED)
+        if hurrying.is_set() and not ended.done():
+            self._terminate()
+            await asyncio.wait({ended}, timeout=HURRY_S)
+        if not ended.done():
+            self.log.warning("%s did not stop in time; killing it", self.spec.name)
+        hurry.cancel()
+        self.kill()
+        await ended
 
     def kill(self) -> None:
         """SIGKILL to whatever is left of the child and of what it started."""
@@ -146,6 +151,11 @@ class Child:
         if self.fast_deaths >= self.policy.fast_deaths_max:
             raise SupervisorError(f"{self._obituary(status)} It died {self.fast_deaths} times in a row; giving up.")
 
+    def _terminate(self) -> None:
+        assert self.process is not None
+        with contextlib.suppress(ProcessLookupError):
+            self.process.terminate()
+
     def _obituary(self, status: int) -> str:
         more = self.spec.explain() if self.spec.explain else ""
         return f"{self.spec.name} ended with {_named(status)}." + (f"\n{more}\n" if more else "")
@@ -163,12 +173,19 @@ class Supervisor:
     ) -> None:
         self.children = [Child(spec, policy or RestartPolicy(), clock) for spec in specs]
         self._stopping = asyncio.Event()
+        self._hurrying = asyncio.Event()
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping.is_set()
 
     def stop(self) -> None:
-        """Ask for the end; asking twice means now."""
-        if self._stopping.is_set():
+        """Ask for the end; asking again hurries, asking a third time kills."""
+        if self._hurrying.is_set():
             for child in self.children:
                 child.kill()
+        if self._stopping.is_set():
+            self._hurrying.set()
         self._stopping.set()
 
     async def run(self, while_running: Callable[[], Awaitable[None]] | None = None) -> None:
@@ -189,7 +206,7 @@ class Supervisor:
                 task.cancel()
             await asyncio.gather(stopping, running, return_exceptions=True)
             for child in reversed(self.children):
-                await child.stop()
+                await child.stop(self._hurrying)
         if not running.cancelled() and (error := running.exception()):
             raise error
 
@@ -215,14 +232,20 @@ def stop_on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -
         loop.add_signal_handler(number, stop)
 
 
-def end_with_parent(*, grace_s: float = 5.0, parent: int = 0) -> None:
-    """Send this process SIGTERM when the pipe at descriptor `parent` closes, and SIGKILL when it has not ended then."""
-    threading.Thread(target=_wait_for_parent, args=(grace_s, parent), name="parent", daemon=True).start()
+def end_with_parent(*, hurry_s: float = 1.0, grace_s: float = 5.0, parent: int = 0) -> None:
+    """End this process when the pipe at descriptor `parent` closes: SIGTERM, again after `hurry_s`, then SIGKILL.
+
+    A daemon that is told twice hands back at once what it holds, so that those requests go on after the next start.
+    """
+    arguments = (parent, hurry_s, grace_s)
+    threading.Thread(target=_wait_for_parent, args=arguments, name="parent", daemon=True).start()
 
 
-def _wait_for_parent(grace_s: float, parent: int) -> None:
+def _wait_for_parent(parent: int, hurry_s: float, grace_s: float) -> None:
     while os.read(parent, 64):
         pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(hurry_s)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(grace_s)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -9,11 +9,10 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from api.backend import Handle
 from api.errors import ApiError, from_failed
-from api.metrics import CallMeter
 from api.text import TextStream
 from broker.wire import Cause, Failed, Finished, Progress, Stats, Tokens, unpack_tokens
 
@@ -93,10 +92,20 @@ class Choice:
     has_logprobs: bool = False
 
 
+class Meter(Protocol):
+    """Counts one call; each of its requests ends once."""
+
+    def tokens(self, index: int, count: int) -> None:
+        """Tokens of one choice have arrived."""
+
+    def ended(self, how: str) -> None:
+        """One request has ended."""
+
+
 class Answer:
     """All choices of one call, read side by side. `release` must be called once, whatever happened."""
 
-    def __init__(self, choices: Sequence[Choice], chores: Chores, meter: CallMeter) -> None:
+    def __init__(self, choices: Sequence[Choice], chores: Chores, meter: Meter) -> None:
         self._chores = chores
         self._meter = meter
         self._items: asyncio.Queue[Item] = asyncio.Queue(AHEAD)
@@ -110,11 +119,13 @@ class Answer:
 
     async def next_items(self, timeout_s: float | None = None) -> list[Item]:
         """At least one item, and whatever else is there already; none when `timeout_s` passes in silence."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                items = [await self._items.get()]
-        except TimeoutError:
-            return []
+        items: list[Item] = []
+        if self._items.empty():
+            try:
+                async with asyncio.timeout(timeout_s):
+                    items.append(await self._items.get())
+            except TimeoutError:
+                return []
         while not self._items.empty():
             items.append(self._items.get_nowait())
         return items

@@ -64,7 +64,9 @@ def create_app(config: ApiConfig, *, open_backend: OpenBackend = open_redis) -> 
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
         backend = await open_backend(config)
-        catalog = Catalog(backend, age_s=config.registry_age_s, lane_grace_s=config.lane_grace_s)
+        catalog = Catalog(
+            backend, age_s=config.registry_age_s, lane_grace_s=config.lane_grace_s, stall_s=config.stall_s
+        )
         services = Services(
             config=config,
             keys=keys,

@@ -35,6 +35,8 @@ class ApiConfig:
     """How long open streams may go on after SIGTERM."""
     registry_age_s: float = 1.0
     """How old the picture of models and lanes may be."""
+    stall_s: float = 120.0
+    """When a worker without progress gives itself up; health calls it stalled after half of that."""
 
     def __post_init__(self) -> None:
         _check("port", self.port, allowed="0 to 65535", is_good=0 <= self.port <= 65535)
@@ -49,7 +51,7 @@ class ApiConfig:
             allowed=f"above 0, at most max_timeout_s ({longest:g})",
             is_good=0 < self.default_timeout_s <= longest,
         )
-        for name in ("retention_s", "lane_grace_s", "drain_s", "registry_age_s"):
+        for name in ("retention_s", "lane_grace_s", "drain_s", "registry_age_s", "stall_s"):
             value = getattr(self, name)
             _check(name, value, allowed="0 or more", is_good=value >= 0)
 

@@ -67,7 +67,7 @@ async def take_health(catalog: Catalog, *, is_draining: bool, is_connected: bool
     if is_draining:
         word, why = "draining", "this process is stopping"
     elif not reason:
-        word, why = judge(fleet)
+        word, why = judge(fleet, catalog.stalled)
     return Health(
         status=word,
         reason=why,
@@ -78,13 +78,12 @@ async def take_health(catalog: Catalog, *, is_draining: bool, is_connected: bool
     )
 
 
-def judge(fleet: Fleet) -> tuple[Word, str]:
-    """The word for a fleet, and why."""
+def judge(fleet: Fleet, stalled: frozenset[str] = frozenset()) -> tuple[Word, str]:
+    """The word for a fleet, and why. `stalled` names workers with active rows where nothing moves."""
     workers = fleet.workers
-    phases = {worker.fields.get("phase", "") for worker in workers}
-    if any(worker.is_accepting and worker.fields.get("phase") != "stalled" for worker in workers):
+    if any(worker.is_accepting and worker.id not in stalled for worker in workers):
         return "healthy", ""
-    if "stalled" in phases:
+    if any(worker.id in stalled for worker in workers):
         return "stalled", "rows are active and nothing moves"
     if not workers or any(is_loading(worker) for worker in workers):
         return "starting", "no worker is ready yet"
@@ -123,12 +122,13 @@ def _worker(worker: DaemonRecord) -> WorkerHealth:
         rows=worker.lane.decode_batch_max if worker.lane is not None else 0,
         rows_active=worker.active_rows,
         rows_free=worker.free_rows,
-        snapshot=_snapshot(worker.fields.get("snapshot", "{}")),
+        snapshot=snapshot_of(worker),
     )
 
 
-def _snapshot(text: str) -> Mapping[str, Any]:
+def snapshot_of(daemon: DaemonRecord) -> Mapping[str, Any]:
+    """What a daemon counts itself; empty when it says nothing that can be read."""
     try:
-        return msgspec.json.decode(text, type=dict[str, Any])
+        return msgspec.json.decode(daemon.fields.get("snapshot", "{}"), type=dict[str, Any])
     except msgspec.MsgspecError:
         return {}

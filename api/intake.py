@@ -17,7 +17,7 @@ from api.chat import RESERVED, TemplateError
 from api.errors import BadRequestError, ContextLengthError
 from api.models import Route
 from api.schemas import UNSUPPORTED, ChatRequest, CompletionRequest, GenerationRequest, Message
-from broker.wire import Request, Sampling, Ticket, new_id, pack_tokens
+from broker.wire import Priority, Request, Sampling, Ticket, new_id, pack_tokens
 
 LONG_TEXT = 20_000
 """Characters from which tokenising would hold up the event loop."""
@@ -35,6 +35,18 @@ class Payer:
     """Who asks: the id of the API key, empty when keys are off."""
 
     key_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """How a call enters the queue, where that is not the body's to say."""
+
+    id: str = ""
+    """Id of the call, where it must be the same when asked again; empty: a fresh one."""
+    priority: Priority = "interactive"
+
+
+USUAL = Order()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +82,7 @@ class _Plan:
     body: GenerationRequest
     route: Route
     payer: Payer
+    order: Order
     max_tokens: int | None
     top_logprobs: int | None
 
@@ -90,24 +103,27 @@ def parse(data: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
         raise BadRequestError("The body is nested too deeply.") from error
 
 
-async def chat_job(body: ChatRequest, route: Route, bundle: Bundle, payer: Payer) -> Job:
+async def chat_job(body: ChatRequest, route: Route, bundle: Bundle, payer: Payer, *, order: Order = USUAL) -> Job:
     """Raises: BadRequestError."""
     _check_chat(body)
     text = _render(body, bundle)
     tokens = await _encode(bundle, text, add_special_tokens=False)
     limits = [limit for limit in (body.max_completion_tokens, body.max_tokens) if limit is not None]
     plan = _Plan(
-        id=new_id("chatcmpl"),
+        id=order.id or new_id("chatcmpl"),
         body=body,
         route=route,
         payer=payer,
+        order=order,
         max_tokens=limits[0] if limits else None,
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
     return _job(plan, [tokens], param="messages")
 
 
-async def completion_job(body: CompletionRequest, route: Route, bundle: Bundle, payer: Payer) -> Job:
+async def completion_job(
+    body: CompletionRequest, route: Route, bundle: Bundle, payer: Payer, *, order: Order = USUAL
+) -> Job:
     """Raises: BadRequestError."""
     _check_completion(body)
     prompts = [
@@ -117,10 +133,11 @@ async def completion_job(body: CompletionRequest, route: Route, bundle: Bundle, 
     if len(prompts) * (body.n or 1) > MAX_CHOICES:
         raise BadRequestError(f"At most {MAX_CHOICES} choices (prompts times n) in one call.", param="prompt")
     plan = _Plan(
-        id=new_id("cmpl"),
+        id=order.id or new_id("cmpl"),
         body=body,
         route=route,
         payer=payer,
+        order=order,
         max_tokens=body.max_tokens,
         top_logprobs=body.logprobs,
     )
@@ -179,7 +196,7 @@ def _work(plan: _Plan, prompt: Sequence[int], sampling: Sampling, *, max_tokens:
         profile=request.profile,
         prompt_tokens=len(prompt),
         max_tokens=max_tokens,
-        priority="interactive",
+        priority=plan.order.priority,
         key_id=plan.payer.key_id,
     )
     return Work(request, ticket, sub_seed(body.seed, index))

@@ -1,14 +1,14 @@
-"""Counters of this API process and gauges of the fleet, in Prometheus' text format."""
+"""Counters of this API process, in Prometheus' text format; the fleet's gauges beside them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from api.backend import Fleet
+from api.fleet_metrics import FleetCollector
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -51,7 +51,7 @@ class Metrics:
             buckets=_GAPS,
             registry=registry,
         )
-        registry.register(_FleetCollector(fleet))
+        registry.register(FleetCollector(fleet))
 
     @property
     def open_requests(self) -> int:
@@ -102,71 +102,3 @@ class CallMeter:
         """One request has ended: stop, length, deadline, cancelled, failed or left."""
         self._metrics.ended.labels(self._endpoint, how).inc()
         self._metrics.closed(self._endpoint)
-
-
-class _FleetCollector:
-    """The fleet as the registry said last; read at scrape time."""
-
-    def __init__(self, fleet: Callable[[], Fleet]) -> None:
-        self._fleet = fleet
-
-    def describe(self) -> Iterable[Metric]:
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        fleet = self._fleet()
-        yield _workers(fleet)
-        yield from _rows(fleet)
-        yield from _queue(fleet)
-        yield _ended(fleet)
-
-
-def _workers(fleet: Fleet) -> Metric:
-    family = GaugeMetricFamily("mtplx_workers", "Live workers by lane and phase.", labels=["lane", "phase"])
-    counts: dict[tuple[str, str], int] = {}
-    for worker in fleet.workers:
-        assert worker.lane is not None
-        key = (worker.lane.fingerprint, worker.fields.get("phase", "unknown"))
-        counts[key] = counts.get(key, 0) + 1
-    for labels, count in counts.items():
-        family.add_metric(labels, count)
-    return family
-
-
-def _rows(fleet: Fleet) -> Iterator[Metric]:
-    total = GaugeMetricFamily("mtplx_rows", "Rows of a lane's workers.", labels=["lane"])
-    active = GaugeMetricFamily("mtplx_rows_active", "Rows running, by the workers' heartbeats.", labels=["lane"])
-    free = GaugeMetricFamily("mtplx_rows_free", "Rows the former may still fill.", labels=["lane"])
-    sums: dict[str, tuple[int, int, int]] = {}
-    for worker in fleet.workers:
-        assert worker.lane is not None
-        before = sums.get(worker.lane.fingerprint, (0, 0, 0))
-        now = (worker.lane.decode_batch_max, worker.active_rows, worker.free_rows)
-        sums[worker.lane.fingerprint] = (before[0] + now[0], before[1] + now[1], before[2] + now[2])
-    for lane, values in sums.items():
-        for family, value in zip((total, active, free), values, strict=True):
-            family.add_metric([lane], value)
-    yield from (total, active, free)
-
-
-def _queue(fleet: Fleet) -> Iterator[Metric]:
-    requests = GaugeMetricFamily(
-        "mtplx_queue_requests", "Requests accepted and not yet ended, running ones included.", labels=["priority"]
-    )
-    tokens = GaugeMetricFamily("mtplx_queue_tokens", "Their prompt tokens and token limits.", labels=["priority"])
-    for priority in ("interactive", "offline"):
-        requests.add_metric([priority], fleet.load.requests.get(priority, 0))
-        tokens.add_metric([priority], fleet.load.tokens.get(priority, 0))
-    yield from (requests, tokens)
-
-
-def _ended(fleet: Fleet) -> Metric:
-    family = CounterMetricFamily(
-        "mtplx_fleet_requests_ended",
-        "Requests ended, all API processes together.",
-        labels=["priority", "status", "cause"],
-    )
-    for name, count in fleet.ended.items():
-        parts = [*name.split(":", 2), "", ""][:3]
-        family.add_metric(parts, count)
-    return family

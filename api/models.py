@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from api.backend import Backend, Fleet
 from api.errors import BadRequestError, BusyError, ModelNotFoundError
 from api.schemas import Model
+from broker.liveness import Watcher
 from broker.registry import DaemonRecord
 from broker.wire import ModelCard
 
@@ -29,7 +30,13 @@ class Catalog:
     """Answers from a picture at most `age_s` old; an unknown name is looked up afresh."""
 
     def __init__(
-        self, backend: Backend, *, age_s: float, lane_grace_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        backend: Backend,
+        *,
+        age_s: float,
+        lane_grace_s: float,
+        stall_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._backend = backend
         self._age_s = age_s
@@ -37,6 +44,9 @@ class Catalog:
         self._clock = clock
         self._fleet = Fleet()
         self._taken = -1e9
+        self._stalls = Watcher(stall_s / 2)
+        self.stalled: frozenset[str] = frozenset()
+        """Workers seen with active rows and without progress for too long."""
         self._lock = asyncio.Lock()
 
     @property
@@ -54,6 +64,7 @@ class Catalog:
             if self._taken < asked - age_s:
                 fleet = await self._backend.fleet()
                 self._fleet, self._taken = fleet, self._clock()
+                self._watch(fleet)
             return self._fleet
 
     async def route(self, name: str, profile: str | None) -> Route:
@@ -75,6 +86,10 @@ class Catalog:
             return True
         seen_ms = fleet.last_seen_ms.get(card.model)
         return seen_ms is not None and fleet.now_ms - seen_ms <= self._grace_ms
+
+    def _watch(self, fleet: Fleet) -> None:
+        progress = {worker.id: worker.progress for worker in fleet.workers if worker.active_rows}
+        self.stalled = self._stalls.observe(progress, now_s=self._taken, connection=None)
 
     async def models(self) -> list[Model]:
         """One entry a name, the ones that may be asked for now first. Raises: BrokerUnavailableError."""

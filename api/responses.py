@@ -10,8 +10,9 @@ from typing import Protocol
 from litestar.types import HTTPResponseBodyEvent, HTTPResponseStartEvent, Receive, Scope, Send
 
 from api.answers import Answer, Delta, End, Fault, Item, Prefill
+from api.collect import collect
 from api.errors import ApiError
-from api.formats import DONE, Format, WholeChoice, comment, error_body, error_event, sum_usage
+from api.formats import DONE, Format, comment, error_body, error_event, sum_usage
 from api.intake import Job
 from broker.wire import Cause
 
@@ -100,35 +101,12 @@ class WholeAnswer:
 
     async def _write(self, send: Send) -> None:
         try:
-            choices = await self._collect()
+            choices = await collect(self._answer, len(self._job.works))
         except ApiError as error:
             await send_whole(send, error_body(error), status=error.status, headers=error.headers)
             return
         usage = sum_usage(self._job, [choice.end for choice in choices if choice.end is not None])
         await send_whole(send, self._style.whole(choices, usage), headers=self._headers)
-
-    async def _collect(self) -> list[WholeChoice]:
-        choices = [WholeChoice(index) for index in range(len(self._job.works))]
-        while any(choice.end is None for choice in choices):
-            for item in await self._answer.next_items():
-                match item:
-                    case Delta():
-                        choices[item.choice].add(item)
-                    case End():
-                        choices[item.choice].end = item
-                    case Fault(error):
-                        raise error
-                    case Prefill():
-                        pass
-        if all(choice.reason == "deadline" and not choice.text for choice in choices):
-            raise ApiError(
-                "The deadline passed before the first token.",
-                status=504,
-                kind="server_error",
-                code="deadline_exceeded",
-                headers={"x-should-retry": "false"},
-            )
-        return choices
 
 
 async def run_until_gone(write: _Writer, answer: Answer, *, receive: Receive, send: Send) -> None:

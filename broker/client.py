@@ -161,7 +161,29 @@ class Client:
         if accepted.request_id != request.id:
             self._hub.drop(request.id)
             return Handle(self, accepted, Inbox(), silence_s=ATTACHED_POLL_S, has_logprobs=has_logprobs)
-        return Handle(self, accepted, inbox, silence_s=self._silence_s, has_logprobs=has_logprobs)
+        # Accepted before, it may tell another listener, one that is gone: then the log must be read.
+        silence_s = self._silence_s if accepted.is_new else ATTACHED_POLL_S
+        return Handle(self, accepted, inbox, silence_s=silence_s, has_logprobs=has_logprobs)
+
+    async def enqueue(
+        self,
+        request: Request,
+        ticket: Ticket,
+        *,
+        seed: int | None = None,
+        timeout_ms: int = 3_600_000,
+        retain_ms: int = 600_000,
+        quota: Quota = UNLIMITED,
+        idempotency: Idempotency | None = None,
+    ) -> Accepted:
+        """Accept a request that nobody listens to; its record can be read until `retain_ms` after its end.
+
+        Raises:
+            RefusedError: a bound is reached, or the id or key is taken by another request.
+            BrokerUnavailableError: Redis cannot take it now.
+        """
+        submission = Submission(request, ticket, seed, "", timeout_ms, retain_ms, quota, idempotency)
+        return await self.scripts.accept(submission, self._bounds)
 
     def attach(self, request_id: str, *, has_logprobs: bool = False) -> Handle:
         """A handle of a request that somebody else submitted, from its first token on; it reads the log by itself."""

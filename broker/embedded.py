@@ -32,6 +32,7 @@ MAX_SOCKET_PATH_BYTES = 103
 """macOS has 104 bytes for a socket's path, the closing zero included; Linux has a few more."""
 STOP_ORPHAN_S = 10.0
 LOCK_WAIT_S = 0.3
+LINGER_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,17 +128,18 @@ def shared_url(layout: Layout, *, host: str, port: int) -> str:
     return f"redis://:{_password(layout)}@{host}:{port}/0"
 
 
-def server_command(layout: Layout, *, tcp_port: int = 0) -> list[str]:
+def server_command(layout: Layout, *, tcp_port: int = 0, linger_s: float = LINGER_S) -> list[str]:
     """Write the server's configuration; returns the command that runs it under a guard.
 
     The guard wants a pipe as standard input and ends the server when that closes.
 
     Args:
         tcp_port: where other machines may reach it too; 0 for the socket alone.
+        linger_s: how long it stays after its parent died, so that daemons can still hand back what they hold.
     """
     _write_private(layout.config, _config_text(layout, tcp_port))
     server = server_binary()
-    return [sys.executable, "-I", "-S", str(Path(guard.__file__)), str(server), str(layout.config)]
+    return [sys.executable, "-I", "-S", str(Path(guard.__file__)), str(linger_s), str(server), str(layout.config)]
 
 
 def write_runtime(layout: Layout, runtime: Runtime) -> None:

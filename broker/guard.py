@@ -1,7 +1,8 @@
 """Runs one command and ends it when standard input closes, that is when whoever started this guard is gone.
 
 For programs that cannot watch their parent themselves, such as the Redis server. Run by its path, in isolated mode:
-it imports the standard library only. Standard input is a pipe whose other end only the parent holds.
+it imports the standard library only. Standard input is a pipe whose other end only the parent holds. The first
+argument is how many seconds the command may linger once the pipe is closed, the others are the command.
 """
 
 from __future__ import annotations
@@ -15,25 +16,39 @@ import sys
 
 GRACE_S = 10.0
 PR_SET_PDEATHSIG = 1
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def main(command: list[str]) -> int:
+def main(linger_s: float, command: list[str]) -> int:
     """The command's exit status, or 128 and the signal's number."""
     woken, waker = os.pipe()
     os.set_blocking(waker, False)
     signal.set_wakeup_fd(waker)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+    for number in (*STOP_SIGNALS, signal.SIGCHLD):
         signal.signal(number, _note)
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_guard)
-    while child.poll() is None:
-        readable, _, _ = select.select([sys.stdin.fileno(), woken], [], [])
-        if woken in readable and not set(os.read(woken, 64)) - {signal.SIGCHLD}:
-            continue
-        _end(child)
+    if not _is_told_to_stop(child, [sys.stdin.fileno(), woken], woken, timeout_s=None):
+        _is_told_to_stop(child, [woken], woken, timeout_s=linger_s)
+    _end(child)
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
+def _is_told_to_stop(
+    child: subprocess.Popen[bytes], watched: list[int], woken: int, *, timeout_s: float | None
+) -> bool:
+    """Wait for the end of the child or a signal to stop; False when the pipe closed or the time is over."""
+    while child.poll() is None:
+        readable, _, _ = select.select(watched, [], [], timeout_s)
+        if woken not in readable:
+            return False
+        if set(os.read(woken, 64)) & set(STOP_SIGNALS):
+            return True
+    return True
+
+
 def _end(child: subprocess.Popen[bytes]) -> None:
+    if child.poll() is not None:
+        return
     child.terminate()
     try:
         child.wait(GRACE_S)
@@ -53,4 +68,4 @@ def _die_with_guard() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(float(sys.argv[1]), sys.argv[2:]))

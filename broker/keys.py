@@ -103,6 +103,11 @@ def idempotency(key_id: str, digest: str) -> str:
     return f"{TAG}:idem:{key_id}:{digest}"
 
 
+def note(call_id: str) -> str:
+    """String: what whoever submitted a call wrote down in order to read its answer later; the broker reads none."""
+    return f"{TAG}:note:{call_id}"
+
+
 def listening(api_id: str) -> str:
     """Set: the requests that end when this API process incarnation does."""
     return f"{TAG}:listening:{api_id}"

@@ -6,6 +6,7 @@ Imported by the command of one daemon only, and each function imports that daemo
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -35,12 +36,14 @@ def former_config(settings: Settings) -> FormerConfig:
     return FormerConfig(redis_url=redis_url_of(settings), policy=policy, **_shared_fields(FormerConfig, settings))
 
 
-def worker_config(settings: Settings) -> WorkerConfig:
+def worker_config(settings: Settings, environ: Mapping[str, str]) -> WorkerConfig:
     """Raises: ConfigError."""
+    from console.fetch import cache_dir_of
     from mtplx_core.engine import Profile, SchedulerMode
     from workers.config import WorkerConfig
 
-    shared = _shared_fields(WorkerConfig, settings) | {"profile": Profile(settings.profile)}
+    shared = _shared_fields(WorkerConfig, settings)
+    shared |= {"profile": Profile(settings.profile), "cache_dir": cache_dir_of(settings, environ)}
     return WorkerConfig(
         redis_url=redis_url_of(settings),
         name=socket.gethostname().partition(".")[0],

@@ -10,6 +10,7 @@ import json
 import platform
 import resource
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -65,6 +66,7 @@ def check_machine() -> Iterator[Finding]:
     yield Finding("machine", "ok", f"{platform.platform()}, Python {platform.python_version()}")
     yield _packages()
     yield _blas(load_blas())
+    yield _device()
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     is_low = soft != resource.RLIM_INFINITY and soft < OPEN_FILES_MIN
     advice = "ulimit -n 8192, in the shell that starts mtplx" if is_low else ""
@@ -157,6 +159,22 @@ def _blas(name: str) -> Finding:
             "matrix product", "warning", name, "apt install libopenblas0-pthread, then start the worker anew"
         )
     return Finding("matrix product", "ok", name)
+
+
+def _device() -> Finding:
+    """Asked in a process of its own: MLX takes memory, and a broken installation may take the process with it."""
+    code = "import json, mlx.core as mx; print(json.dumps([str(mx.default_device()), mx.device_info()]))"
+    reply = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60)
+    if reply.returncode != 0:
+        last_line = (reply.stderr.strip().splitlines() or [f"ended with {reply.returncode}"])[-1]
+        return Finding("device", "problem", f"MLX does not start: {last_line}", "make install")
+    device, info = json.loads(reply.stdout)
+    fact = f"{info.get('device_name', '')} ({device})".strip()
+    if sys.platform == "darwin" and "gpu" not in device.lower():
+        return Finding(
+            "device", "problem", fact, "no Metal here: run on Apple Silicon, outside a virtual machine or sandbox"
+        )
+    return Finding("device", "ok", fact)
 
 
 def _disk(data_dir: Path) -> Finding:

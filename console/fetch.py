@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
 from mtplx_core.fetch import FetchProgress, default_cache_dir, fetch_default_model, is_fetched
 from settings import Settings
@@ -37,7 +37,7 @@ def cache_dir_of(settings: Settings, environ: Mapping[str, str]) -> Path:
 
 
 def _bar() -> Progress:
-    columns = (TextColumn("mtplx: {task.description}"), BarColumn(), DownloadColumn())
+    columns = (TextColumn("mtplx: {task.description:<22}"), BarColumn(), TaskProgressColumn())
     return Progress(*columns, console=Console(stderr=True), transient=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
@@ -42,6 +43,10 @@ class WorkerView:
     rows: int
     rows_active: int
     rows_free: int
+    tokens_committed: int
+    """Since the worker started."""
+    snapshot: Mapping[str, Any]
+    """What its engine says of itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +148,7 @@ def _lane(fingerprint: str, members: Sequence[DaemonRecord]) -> LaneView:
 
 
 def _worker(record: DaemonRecord) -> WorkerView:
+    snapshot = _snapshot(record.fields.get("snapshot", ""))
     return WorkerView(
         id=record.id,
         host=record.fields.get("host", ""),
@@ -152,7 +158,18 @@ def _worker(record: DaemonRecord) -> WorkerView:
         rows=record.lane.decode_batch_max if record.lane else 0,
         rows_active=record.active_rows,
         rows_free=record.free_rows,
+        tokens_committed=int(snapshot.get("tokens_committed", 0)),
+        snapshot=snapshot,
     )
+
+
+def _snapshot(text: str) -> Mapping[str, Any]:
+    """A worker of another version may write what this one cannot read; then there is nothing to show."""
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _daemon(record: DaemonRecord) -> DaemonView:

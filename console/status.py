@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -35,36 +37,55 @@ def run_status(url: str, *, as_json: bool) -> None:
 def run_top(url: str, *, wait: Callable[[float], None] = time.sleep) -> None:
     """Show the overview anew every second until Ctrl-C, through outages of Redis too."""
     rates = Rates()
-    with Live(console=Console(), screen=True, auto_refresh=False) as live:
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        Live(console=Console(), screen=True, auto_refresh=False) as live,
+    ):
         while True:
             live.update(_look(url, rates), refresh=True)
             wait(TOP_EVERY_S)
 
 
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What happened per second between two looks."""
+
+    ended_per_s: float
+    tokens_per_s: Mapping[str, float]
+    """By worker id."""
+
+
 class Rates:
-    """How many requests ended per second between two looks."""
+    """Turns counters of successive looks into speeds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._last: tuple[float, int] | None = None
+        self._last: tuple[float, Overview] | None = None
 
-    def ended_per_s(self, queue: QueueView) -> float | None:
+    def look(self, overview: Overview) -> Speed | None:
         """None at the first look."""
-        now_s, ended = self._clock(), sum(queue.ended.values())
-        last, self._last = self._last, (now_s, ended)
+        now_s, last = self._clock(), self._last
+        self._last = now_s, overview
         if last is None or now_s <= last[0]:
             return None
-        return (ended - last[1]) / (now_s - last[0])
+        seconds, before, after = now_s - last[0], _tokens(last[1]), _tokens(overview)
+        ended = sum(overview.queue.ended.values()) - sum(last[1].queue.ended.values())
+        rates = {worker: (count - before[worker]) / seconds for worker, count in after.items() if worker in before}
+        return Speed(ended / seconds, rates)
 
 
-def render(overview: Overview, *, ended_per_s: float | None = None) -> RenderableType:
+def render(overview: Overview, *, speed: Speed | None = None) -> RenderableType:
     """The overview for a person."""
-    parts: list[RenderableType] = [_server_line(overview.server), _queue_line(overview.queue, ended_per_s)]
-    parts.append(Text("  ".join(f"{daemon.kind} {daemon.id}" for daemon in overview.daemons), style="dim"))
+    parts: list[RenderableType] = [_server_line(overview.server), _queue_line(overview.queue, speed)]
+    parts.append(Text("daemons: " + ", ".join(daemon.id for daemon in overview.daemons), style="dim"))
     if not overview.lanes:
         parts.append(Text("no workers: nothing decodes", style="bold red"))
-    parts.extend(_lane_table(lane) for lane in overview.lanes)
+    parts.extend(_lane_table(lane, speed) for lane in overview.lanes)
     return Group(*parts)
+
+
+def _tokens(overview: Overview) -> dict[str, int]:
+    return {worker.id: worker.tokens_committed for lane in overview.lanes for worker in lane.workers}
 
 
 def _look(url: str, rates: Rates) -> RenderableType:
@@ -72,7 +93,7 @@ def _look(url: str, rates: Rates) -> RenderableType:
         overview = asyncio.run(take_overview(url))
     except BrokerUnavailableError as error:
         return Text(str(error), style="bold red")
-    return render(overview, ended_per_s=rates.ended_per_s(overview.queue))
+    return render(overview, speed=rates.look(overview))
 
 
 def _server_line(server: ServerView) -> Text:
@@ -82,24 +103,27 @@ def _server_line(server: ServerView) -> Text:
     return text.append(policy, style=style).append(f": {server.persistence.means}", style="dim")
 
 
-def _queue_line(queue: QueueView, ended_per_s: float | None) -> Text:
+def _queue_line(queue: QueueView, speed: Speed | None) -> Text:
     waiting = ", ".join(f"{count} {name}" for name, count in queue.waiting.items())
-    live = sum(queue.requests.values())
-    text = Text(f"requests: {live} live, waiting entries: {waiting}, ended {sum(queue.ended.values())}")
-    if ended_per_s is not None:
-        text.append(f" ({ended_per_s:.1f}/s)")
+    text = Text(f"requests: {sum(queue.requests.values())} live, of these in line: {waiting}; ")
+    text.append(f"{sum(queue.ended.values())} ended")
+    if speed is not None:
+        text.append(f" ({speed.ended_per_s:.1f}/s)")
     if queue.dead_letters:
         text.append(f", {queue.dead_letters} dead letters", style="bold red")
     return text
 
 
-def _lane_table(lane: LaneView) -> Table:
+def _lane_table(lane: LaneView, speed: Speed | None) -> Table:
     title = f"{lane.lane}  {lane.rows_active}/{lane.rows} rows"
     table = Table(title=title, title_justify="left", title_style="bold")
-    for column in ("worker", "host", "pid", "phase", "rows"):
-        table.add_column(column)
+    for column in ("worker", "host", "pid", "phase", "rows", "tokens", "tokens/s"):
+        table.add_column(column, justify="right" if column.startswith("tokens") else "left")
     for worker in lane.workers:
         phase = worker.phase if worker.is_accepting else f"{worker.phase}, not accepting"
         bar = "█" * worker.rows_active + "░" * max(0, worker.rows - worker.rows_active)
-        table.add_row(worker.id, worker.host, worker.pid, phase, f"{bar} {worker.rows_active}/{worker.rows}")
+        rate = speed.tokens_per_s.get(worker.id) if speed is not None else None
+        shown = "" if rate is None else f"{rate:.0f}"
+        rows = f"{bar} {worker.rows_active}/{worker.rows}"
+        table.add_row(worker.id, worker.host, worker.pid, phase, rows, str(worker.tokens_committed), shown)
     return table

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import socket
 import subprocess
@@ -24,8 +23,6 @@ from console.options import ConfigError
 from console.whereabouts import api_url_of, layout_of
 from settings import Settings, as_environ
 from supervisor import ChildSpec, Supervisor, SupervisorError, mtplx_command, stop_on_signals
-
-logger = logging.getLogger(__name__)
 
 STOP_MARGIN_S = 10.0
 """What a daemon gets to end in, beyond the time it gives to running rows or open streams."""
@@ -120,22 +117,32 @@ def _daemon_specs(settings: Settings, environ: Mapping[str, str]) -> list[ChildS
 
 
 async def _supervise(supervisor: Supervisor, settings: Settings) -> None:
-    stop_on_signals(asyncio.get_running_loop(), supervisor.stop)
-    await supervisor.run(lambda: _announce(api_url_of(settings)))
+    stop_on_signals(asyncio.get_running_loop(), lambda: _stop(supervisor))
+    click.echo(f"mtplx: starting {', '.join(child.spec.name for child in supervisor.children)}", err=True)
+    await supervisor.run(lambda: _announce(api_url_of(settings), workers=settings.workers))
 
 
-async def _announce(url: str) -> None:
+def _stop(supervisor: Supervisor) -> None:
+    if not supervisor.is_stopping:
+        click.echo(
+            "mtplx: stopping, once open streams and running rows have ended; once more to hand them back now", err=True
+        )
+    supervisor.stop()
+
+
+async def _announce(url: str, *, workers: int) -> None:
     """Say what is being waited for, and the URL once everything answers."""
+    waiting = {
+        "starting": "loading the model" if workers else "no worker here; waiting for one to join",
+        "stalled": "waiting for Redis",
+    }
     said = ""
     while (word := await asyncio.to_thread(read_health, url)) != "healthy":
-        if word != said:
-            click.echo(f"mtplx: {_WAITING.get(word, word)}", err=True)
+        if word not in {"", said}:
+            click.echo(f"mtplx: {waiting.get(word, word)}", err=True)
             said = word
         await asyncio.sleep(HEALTH_EVERY_S)
     click.echo(f"mtplx: ready at {url} - chat page in the browser, OpenAI API under {url}/v1; Ctrl-C stops", err=True)
-
-
-_WAITING = {"": "starting broker, former, worker and API", "starting": "loading the model", "stalled": "no worker yet"}
 
 
 def read_health(url: str) -> str:
@@ -144,7 +151,8 @@ def read_health(url: str) -> str:
         with urllib.request.urlopen(f"{url}/health", timeout=5) as reply:
             return _status_word(reply.read())
     except urllib.error.HTTPError as error:
-        return _status_word(error.read())
+        with error:
+            return _status_word(error.read())
     except OSError:
         return ""
 

@@ -7,7 +7,6 @@ row that ends has been decoded one token too far, which is thrown away.
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -27,8 +26,6 @@ from mtplx_core.penalties import RowHistory, has_penalties
 from mtplx_core.rows import RowProgress, check_row
 from mtplx_core.sampling import SamplingBatch
 from mtplx_core.serial import NOT_FINITE
-
-logger = logging.getLogger(__name__)
 
 _NO_LIMIT = sys.maxsize
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 from mtplx_core.ar_batch import ArBatchEngine
 from mtplx_core.engine import Engine, Geometry, Profile, SchedulerMode
 from mtplx_core.errors import UnsupportedModeError
 from mtplx_core.heads.base import Head
 from mtplx_core.loader import LoadedModel
-from mtplx_core.mtp_batch import MtpBatchEngine
+from mtplx_core.mtp_lane import build_mtp_engine
 from mtplx_core.serial import SerialEngine
 
 logger = logging.getLogger(__name__)
@@ -23,6 +24,7 @@ def build_engine(
     geometry: Geometry,
     profile: Profile = Profile.BALANCED,
     head: Head | None = None,
+    probe_dir: Path | None = None,
 ) -> Engine:
     """Make the engine on the thread that loaded the model.
 
@@ -31,20 +33,22 @@ def build_engine(
 
     Args:
         head: drafts tokens on the MTP lane; without one it drafts from the row's own text. Other lanes ignore it.
+        probe_dir: where the MTP lane keeps what forwards cost on this machine; None measures nothing at start.
 
     Raises:
         UnsupportedModeError: this mode or profile cannot run here.
     """
-    geometry = replace(geometry, max_context_tokens=min(geometry.max_context_tokens, loaded.max_context))
+    if geometry.max_context_tokens > loaded.max_context:
+        logger.info("%s holds %d tokens at most, the lane is narrowed to that", loaded.name, loaded.max_context)
+        geometry = replace(geometry, max_context_tokens=loaded.max_context)
     match mode, profile:
         case SchedulerMode.SERIAL, _:
             return SerialEngine(loaded, replace(geometry, decode_batch_max=1, depth=0))
         case SchedulerMode.AR_BATCH, Profile.BALANCED:
             return ArBatchEngine(loaded, replace(geometry, depth=0))
         case SchedulerMode.AR_BATCH, Profile.B1_EXACT:
-            return SerialEngine(loaded, replace(geometry, depth=0))  # several rows in turn, each decoded alone
-        case SchedulerMode.MTP_BATCH, Profile.B1_EXACT:
-            raise UnsupportedModeError("profile b1-exact is not built for mtp_batch; use ar_batch or serial")
-        case SchedulerMode.MTP_BATCH, Profile.BALANCED:
-            return MtpBatchEngine(loaded, geometry, head=head)
+            # Several rows in turn, each decoded alone.
+            return SerialEngine(loaded, replace(geometry, depth=0), replays_committed=True)
+        case SchedulerMode.MTP_BATCH, _:
+            return build_mtp_engine(loaded, geometry, profile=profile, head=head, probe_dir=probe_dir)
     raise UnsupportedModeError(f"no engine for mode {mode} and profile {profile}")

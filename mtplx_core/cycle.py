@@ -107,7 +107,8 @@ def _with_row(array: mx.array, slot: int, row: mx.array) -> mx.array:
 
 
 def _advanced(state: RowState, chosen: mx.array, accepted: mx.array, taken: mx.array) -> RowState:
-    last = mx.take_along_axis(chosen, accepted[:, None], axis=1)[:, 0]
+    newest = mx.take_along_axis(chosen, accepted[:, None], axis=1)[:, 0]
+    last = mx.where(taken > 0, newest, state.last)
     steps = mx.arange(1, chosen.shape[1] + 1, dtype=mx.int32)
     history = mx.put_along_axis(state.history, state.offset[:, None] + steps, chosen, axis=1)
     return RowState(last, state.offset + taken, state.position + taken, history)

@@ -18,7 +18,7 @@ from mtplx_core.engine import Geometry
 from mtplx_core.heads.base import Head
 from mtplx_core.logprobs import LogprobArrays, logprob_arrays
 from mtplx_core.prefill import Prefill
-from mtplx_core.ragged_cache import LayerShape, RaggedCache, layer_shapes, plain_caches
+from mtplx_core.ragged_cache import RaggedCache, layer_shapes, plain_caches
 from mtplx_core.row_sampling import RowSampler
 from mtplx_core.trunk import Trunk
 
@@ -64,9 +64,8 @@ class DeviceBatch:
         self.trunk = trunk
         self.head = head if geometry.depth else None
         self._geometry = geometry
-        heads = trunk.query_heads if mx.default_device() == mx.Device(mx.gpu) else 1
-        self._cache = RaggedCache(trunk_shapes(trunk), query_heads=heads, max_positions=geometry.depth + 1)
-        self._drafter = _head_drafter(trunk, self.head, geometry.depth, query_heads=heads) if self.head else None
+        self._cache = new_trunk_cache(trunk, max_positions=geometry.depth + 1)
+        self._drafter = _head_drafter(trunk, self.head, geometry.depth) if self.head is not None else None
         self._history_tokens = geometry.max_context_tokens + (CYCLES_AHEAD + 1) * (geometry.depth + 1)
         self._state = empty_state(self._history_tokens)
         self._sampler = RowSampler(vocab_size=trunk.vocab_size)
@@ -81,9 +80,10 @@ class DeviceBatch:
 
     def row_bytes(self, tokens: int) -> int:
         """Keys and values of one row, in the steps the caches grow by, and its token history."""
-        total = self._cache.token_bytes() * self._cache.capacity_for(tokens + self._geometry.depth + 1)
+        most = tokens + (CYCLES_AHEAD + 1) * (self._geometry.depth + 1)
+        total = self._cache.row_bytes(most)
         if self._drafter is not None:
-            total += self._drafter.cache.token_bytes() * self._drafter.cache.capacity_for(tokens + PENDING_LIMIT)
+            total += self._drafter.cache.row_bytes(most + PENDING_LIMIT)
         return total + 4 * self._history_tokens
 
     def seat(self, slot: int, prefill: Prefill) -> None:
@@ -192,19 +192,24 @@ class _TrunkForward:
         return self.logits
 
 
-def trunk_shapes(trunk: Trunk) -> list[LayerShape]:
-    """What each of the trunk's layers keeps per token."""
+def new_trunk_cache(trunk: Trunk, *, max_positions: int) -> RaggedCache:
+    """An empty ragged cache for the trunk's layers."""
     probe = plain_caches(len(trunk.layers))
     trunk.hidden(mx.zeros((1, 1), mx.int32), probe)
-    return layer_shapes(probe)
+    return RaggedCache(layer_shapes(probe), query_heads=_mask_heads(trunk), max_positions=max_positions)
 
 
-def _head_drafter(trunk: Trunk, head: Head, max_depth: int, *, query_heads: int) -> HeadDrafter:
+def _head_drafter(trunk: Trunk, head: Head, max_depth: int) -> HeadDrafter:
     probe = plain_caches(head.cached_layers)
     head(mx.zeros((1, 1, trunk.hidden_size), trunk.dtype), mx.zeros((1, 1), mx.int32), probe)
     room = PENDING_LIMIT + max_depth + 1
-    cache = RaggedCache(layer_shapes(probe), query_heads=query_heads, max_positions=room)
+    cache = RaggedCache(layer_shapes(probe), query_heads=_mask_heads(trunk), max_positions=room)
     return HeadDrafter(head, cache, hidden_size=trunk.hidden_size, dtype=trunk.dtype, max_depth=max_depth)
+
+
+def _mask_heads(trunk: Trunk) -> int:
+    """The fused attention kernel of a GPU copies a mask that is shared between heads, in every layer."""
+    return trunk.query_heads if mx.default_device() == mx.Device(mx.gpu) else 1
 
 
 def _result(cycle: Cycle, finite: mx.array, found: mx.array, guess: mx.array) -> mx.array:

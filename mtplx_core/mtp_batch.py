@@ -112,6 +112,10 @@ class MtpBatchEngine:
     def active_rows(self) -> int:
         return self._seats.taken + len(self._waiting) + len(self._already_ended)
 
+    @property
+    def trunk(self) -> Trunk:
+        return self._trunk
+
     def row_bytes(self, tokens: int) -> int:
         return self._device.row_bytes(tokens)
 

@@ -34,7 +34,8 @@ class PenaltyRows(NamedTuple):
 
     bias: mx.array | None
     """(rows, 1, vocab) float32"""
-    repetition: mx.array
+    repetition: mx.array | None
+    """None where no row has one: it costs the most."""
     frequency: mx.array
     presence: mx.array
 
@@ -56,9 +57,10 @@ def row_history(prompt: Sequence[int], completion: Sequence[int] | mx.array, *, 
 
 
 def penalty_rows(rows: Sequence[Sampling], *, vocab_size: int) -> PenaltyRows:
+    repetition = [row.repetition_penalty for row in rows]
     return PenaltyRows(
         bias=_bias(rows, vocab_size) if any(map(has_bias, rows)) else None,
-        repetition=column([row.repetition_penalty for row in rows]),
+        repetition=column(repetition) if any(rate != 1.0 for rate in repetition) else None,
         frequency=column([row.frequency_penalty for row in rows]),
         presence=column([row.presence_penalty for row in rows]),
     )
@@ -95,19 +97,15 @@ def penalise(
     if drafts is not None and drafts.shape[1]:
         ids = mx.arange(counts.shape[-1]) if vocabulary is None else vocabulary
         counts = counts + _draft_counts(drafts, ids, positions=logits.shape[1])
-    return _apply(logits, penalties, counts, prompt | (counts > 0))
+    if penalties.repetition is not None:
+        repetition = mx.where(prompt | (counts > 0), penalties.repetition, 1.0)
+        logits = mx.where(logits > 0, logits / repetition, logits * repetition)
+    return logits - penalties.frequency * counts - penalties.presence * (counts > 0)
 
 
 def column(values: Sequence[float]) -> mx.array:
     """(rows, 1, 1) float32"""
     return mx.array(list(values), mx.float32).reshape(-1, 1, 1)
-
-
-def _apply(logits: mx.array, penalties: PenaltyRows, counts: mx.array, seen: mx.array) -> mx.array:
-    repetition = mx.where(seen, penalties.repetition, 1.0)
-    logits = mx.where(logits > 0, logits / repetition, logits * repetition)
-    logits = logits - penalties.frequency * counts
-    return logits - penalties.presence * (counts > 0)
 
 
 def _draft_counts(drafts: mx.array, ids: mx.array, *, positions: int) -> mx.array:

@@ -86,8 +86,7 @@ class RaggedCache:
         query_heads: to lay the mask out for the fused attention kernel; 1 keeps it shared between heads, which is
             what the unfused CPU path wants.
         max_positions: most positions one forward writes; the size of the sink.
-        bucket: attended lengths are rounded up to a multiple of this (doubled with the length, so that the
-            padding stays below an eighth).
+        bucket: attended lengths are rounded up to a multiple of this, doubled with the length.
     """
 
     def __init__(
@@ -109,8 +108,9 @@ class RaggedCache:
     def arrays(self) -> list[mx.array]:
         return [array for layer in self.layers for array in layer.state]
 
-    def token_bytes(self) -> int:
-        return sum(layer.shape.token_bytes for layer in self.layers)
+    def row_bytes(self, tokens: int) -> int:
+        """Memory of one slot that holds `tokens`."""
+        return sum(layer.shape.token_bytes for layer in self.layers) * (self.capacity_for(tokens) + self._sink)
 
     def attended_for(self, tokens: int) -> int:
         """The bucket that holds `tokens` keys."""
@@ -213,11 +213,11 @@ def layer_shapes(probe: Sequence[KVCache]) -> list[LayerShape]:
 
 
 def _write(buffer: mx.array, fresh: mx.array, at: mx.array) -> mx.array:
-    rows = fresh.shape[0]
-    index = mx.broadcast_to(at, fresh.shape)
+    rows, heads = fresh.shape[:2]
     if rows == buffer.shape[0]:
-        return mx.put_along_axis(buffer, index, fresh, axis=2)
-    buffer[:rows] = mx.put_along_axis(buffer[:rows], index, fresh, axis=2)
+        return mx.put_along_axis(buffer, mx.broadcast_to(at, fresh.shape), fresh, axis=2)
+    row = mx.arange(rows, dtype=mx.int32)[:, None, None]
+    buffer[row, mx.arange(heads, dtype=mx.int32)[:, None], at[..., 0]] = fresh
     return buffer
 
 

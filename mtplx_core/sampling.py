@@ -33,16 +33,23 @@ from mtplx_core.penalties import (
 History = Sequence[RowHistory | None]
 
 
-class _Path(NamedTuple):
-    """Which stages a row goes through; rows of one path are computed together."""
+_RANKED_TOP_K = 256
+_CANDIDATES = 512
+"""Tokens looked at where top_k is small: room for those that tie with the last one kept."""
 
-    is_edited: bool
-    is_noisy: bool
-    is_filtered: bool
+
+class _Path(NamedTuple):
+    """Which stages a row goes through, by its own parameters alone; rows of one path are computed together."""
+
+    is_edited: bool = False
+    is_noisy: bool = False
+    is_filtered: bool = False
+    is_ranked: bool = False
+    """Filters and noise see only the likeliest tokens."""
 
 
 class Noise(NamedTuple):
-    """Noise made ahead of the logits: one array per group of rows, None for greedy ones."""
+    """Noise made ahead of the logits, by group of rows: none for greedy ones, only its keys for ranked ones."""
 
     by_group: tuple[mx.array | None, ...]
 
@@ -57,7 +64,7 @@ class SamplingBatch:
     def __init__(self, rows: Sequence[Sampling], *, vocab_size: int) -> None:
         self.rows = tuple(rows)
         self.vocab_size = vocab_size
-        self._groups = [_Group(path, indices, self) for path, indices in _by_path(rows).items()]
+        self._groups = [_Group(path, places, self) for path, places in _by_path(rows, vocab_size).items()]
         order = [index for group in self._groups for index in group.indices]
         self._inverse = mx.array(sorted(range(len(order)), key=order.__getitem__), mx.int32)
         self._all_tokens = mx.arange(vocab_size, dtype=mx.uint32)
@@ -65,7 +72,7 @@ class SamplingBatch:
     @property
     def is_plain_greedy(self) -> bool:
         """Whether an argmax over the logits is all there is to do."""
-        return all(group.path == _Path(False, False, False) for group in self._groups)
+        return all(group.path == _Path() for group in self._groups)
 
     @property
     def needs_history(self) -> tuple[bool, ...]:
@@ -99,7 +106,7 @@ class SamplingBatch:
         """
         noise = noise or self.noise(starts, positions=logits.shape[1])
         parts = [
-            group.choose(logits, history=history, drafts=drafts, noise=made)
+            group.choose(group.edited(logits, history, drafts), made)
             for group, made in zip(self._groups, noise.by_group, strict=True)
         ]
         return self._in_row_order(parts)
@@ -126,17 +133,10 @@ class SamplingBatch:
         """
         ids = self._all_tokens if vocabulary is None else vocabulary
         parts = [
-            group.choose(
-                logits[:, None],
-                history=history,
-                drafts=drafts,
-                noise=group.noise(starts, ids, positions=1),
-                vocabulary=vocabulary,
-                skip_filters=True,
-            )
+            group.unfiltered(group.edited(logits[:, None], history, drafts, vocabulary), starts, ids)
             for group in self._groups
         ]
-        chosen = self._in_row_order(parts)[:, 0]
+        chosen = mx.argmax(self._in_row_order(parts)[:, 0], axis=-1)
         return chosen if vocabulary is None else vocabulary[chosen].astype(mx.uint32)
 
     def scores(
@@ -147,11 +147,9 @@ class SamplingBatch:
         history: History | None = None,
         drafts: mx.array | None = None,
     ) -> mx.array:
-        """What `choose` takes the largest of, (rows, positions, vocab) float32: for audits and tests."""
-        noise = self.noise(starts, positions=logits.shape[1])
+        """What `choose` takes the largest of, (rows, positions, vocab) float32: for tests."""
         parts = [
-            group.scores(logits, history=history, drafts=drafts, noise=made)
-            for group, made in zip(self._groups, noise.by_group, strict=True)
+            group.scores(group.edited(logits, history, drafts), starts, self._all_tokens) for group in self._groups
         ]
         return self._in_row_order(parts)
 
@@ -180,55 +178,59 @@ class _Group:
     def noise(self, starts: mx.array, token_ids: mx.array, *, positions: int) -> mx.array | None:
         if not self.path.is_noisy:
             return None
-        places = self._mine(starts)[:, None] + mx.arange(positions)
-        return gumbel(noise_keys(self._seeds, places), token_ids)
+        keys = self._keys(starts, positions)
+        return keys if self.path.is_ranked else gumbel(keys, token_ids)
 
-    def choose(
-        self,
-        logits: mx.array,
-        *,
-        history: History | None,
-        drafts: mx.array | None,
-        noise: mx.array | None,
-        vocabulary: mx.array | None = None,
-        skip_filters: bool = False,
+    def edited(
+        self, logits: mx.array, history: History | None, drafts: mx.array | None, vocabulary: mx.array | None = None
     ) -> mx.array:
-        scores = self.scores(
-            logits, history=history, drafts=drafts, noise=noise, vocabulary=vocabulary, skip_filters=skip_filters
-        )
-        return mx.argmax(scores, axis=-1)
-
-    def scores(
-        self,
-        logits: mx.array,
-        *,
-        history: History | None,
-        drafts: mx.array | None,
-        noise: mx.array | None,
-        vocabulary: mx.array | None = None,
-        skip_filters: bool = False,
-    ) -> mx.array:
-        scores = self._mine(logits).astype(mx.float32)
+        """This group's logits after bias, penalties and temperature."""
+        logits = self._mine(logits).astype(mx.float32)
         if self._penalties is not None:
             mine = [history[index] if history else None for index in self.indices]
             made = self._mine(drafts) if drafts is not None else None
-            scores = penalise(scores, self._penalties, history=mine, drafts=made, vocabulary=vocabulary)
+            logits = penalise(logits, self._penalties, history=mine, drafts=made, vocabulary=vocabulary)
+        return logits / self._temperature if self.path.is_noisy else logits
+
+    def choose(self, logits: mx.array, noise: mx.array | None) -> mx.array:
+        """Tokens, (rows, positions), from edited logits and what `noise` made."""
         if noise is None:
-            return scores
-        scores = scores / self._temperature
-        if self._filters is not None and not skip_filters:
-            scores = apply_filters(scores, self._filters)
-        return scores + noise
+            return mx.argmax(logits, axis=-1)
+        if not self.path.is_ranked:
+            return mx.argmax(self._filtered(logits) + noise, axis=-1)
+        first = logits.shape[-1] - _CANDIDATES
+        ids = mx.argpartition(logits, first, axis=-1)[..., first:]
+        scores = self._filtered(mx.take_along_axis(logits, ids, axis=-1)) + gumbel(noise, ids)
+        return mx.take_along_axis(ids, mx.argmax(scores, axis=-1, keepdims=True), axis=-1)[..., 0]
+
+    def scores(self, logits: mx.array, starts: mx.array, token_ids: mx.array) -> mx.array:
+        return self.unfiltered(self._filtered(logits), starts, token_ids)
+
+    def unfiltered(self, logits: mx.array, starts: mx.array, token_ids: mx.array) -> mx.array:
+        """Edited logits with noise, filters left out."""
+        return logits + gumbel(self._keys(starts, logits.shape[1]), token_ids) if self.path.is_noisy else logits
+
+    def _filtered(self, logits: mx.array) -> mx.array:
+        return logits if self._filters is None else apply_filters(logits, self._filters)
+
+    def _keys(self, starts: mx.array, positions: int) -> mx.array:
+        return noise_keys(self._seeds, self._mine(starts)[:, None] + mx.arange(positions))
 
     def _mine(self, rows: mx.array) -> mx.array:
         return rows if self._take is None else rows[self._take]
 
 
-def _by_path(rows: Iterable[Sampling]) -> dict[_Path, tuple[int, ...]]:
+def _by_path(rows: Iterable[Sampling], vocab_size: int) -> dict[_Path, tuple[int, ...]]:
     paths: dict[_Path, tuple[int, ...]] = {}
     for index, row in enumerate(rows):
-        is_noisy = not row.is_greedy
-        # A greedy row takes the largest logit, which every filter keeps.
-        path = _Path(has_bias(row) or has_penalties(row), is_noisy, is_noisy and has_filters(row))
+        path = _path(row, vocab_size)
         paths[path] = (*paths.get(path, ()), index)
     return paths
+
+
+def _path(row: Sampling, vocab_size: int) -> _Path:
+    is_edited = has_bias(row) or has_penalties(row)
+    if row.is_greedy:
+        return _Path(is_edited)  # the largest logit, which every filter keeps
+    is_ranked = 0 < row.top_k <= _RANKED_TOP_K and vocab_size > _CANDIDATES
+    return _Path(is_edited, True, has_filters(row), is_ranked)

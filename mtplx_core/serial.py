@@ -6,7 +6,6 @@ depend on the prompt alone. The plain decoder that the other engines are measure
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,10 +22,12 @@ from mtplx_core.penalties import RowHistory, has_penalties, row_history
 from mtplx_core.rows import RowProgress, check_row
 from mtplx_core.sampling import SamplingBatch
 
-logger = logging.getLogger(__name__)
-
 NOT_FINITE = "the model produced numbers that are not finite"
 _CLEAR_EVERY_STEPS = 256
+_FORWARDS_PER_STEP = 4
+"""The most prefill forwards between two decoding steps, however few tokens each feeds."""
+_MLX_LM_CHUNK_TOKENS = 2048
+"""Where mlx-lm's own generation splits a prompt."""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,9 +56,19 @@ class _Choice:
 
 
 class SerialEngine:
-    """See `Engine`. Holds up to `decode_batch_max` rows and runs one forward per row and step."""
+    """See `Engine`. Holds up to `decode_batch_max` rows and runs one forward per row and step.
 
-    def __init__(self, loaded: LoadedModel, geometry: Geometry) -> None:
+    Args:
+        lane: shown in snapshots.
+        replays_committed: split prompts where mlx-lm's own generation does and feed committed tokens one at a time,
+            as they were decoded: then a row's numbers are those of `mlx_lm.generate`, after a restart too.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, geometry: Geometry, *, lane: str = "serial", replays_committed: bool = False
+    ) -> None:
+        self._lane = lane
+        self._replays_committed = replays_committed
         self._model: Any = loaded.model
         self._vocab_size = loaded.vocab_size
         self._eos_ids = loaded.eos_token_ids
@@ -102,6 +113,7 @@ class SerialEngine:
     def snapshot(self) -> Mapping[str, Any]:
         return {
             "mode": "serial",
+            "lane": self._lane,
             "active_rows": len(self._rows),
             "prefill_rows": sum(active.left_to_prefill > 0 for active in self._rows.values()),
             "steps": self._steps,
@@ -138,12 +150,18 @@ class SerialEngine:
         progress: list[PrefillProgress] = []
         for active in self._rows.values():
             while active.left_to_prefill > 0 and budget > 0:
-                count = min(active.left_to_prefill, self._geometry.prefill_chunk_tokens)
+                count = self._chunk(active)
                 self._feed(active, count)
-                budget -= count
+                budget -= max(count, self._geometry.prefill_chunk_tokens // _FORWARDS_PER_STEP)
                 done = active.fed + (active.left_to_prefill == 0)
                 progress.append(PrefillProgress(active.row.row_id, done, len(active.sequence)))
         return progress
+
+    def _chunk(self, active: _Active) -> int:
+        if not self._replays_committed:
+            return min(active.left_to_prefill, self._geometry.prefill_chunk_tokens)
+        left_of_prompt = len(active.row.prompt) - 1 - active.fed
+        return min(left_of_prompt, _MLX_LM_CHUNK_TOKENS) if left_of_prompt > 0 else 1
 
     def _feed(self, active: _Active, count: int) -> None:
         chunk = active.sequence[active.fed : active.fed + count]

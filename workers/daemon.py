@@ -68,7 +68,7 @@ class Worker:
         scripts = Scripts(links.commands)
         self.config = config
         self.committer = Committer(scripts, clock=links.clock)
-        self.service = Service(self, run_ahead_steps=config.run_ahead_steps)
+        self.service = Service(self, run_ahead_steps=config.run_ahead_steps, farewell=source.release)
         self.membership = Membership(config.name, links.commands, scripts, new_id=links.new_id)
         self.is_stuck = False
         """Whether the engine's thread could not be ended: only the end of the process ends it."""
@@ -120,7 +120,7 @@ class Worker:
             await self._say_goodbye(is_crash=True)
             raise
         finally:
-            await self._close()
+            await self.close()
 
     async def enlist(self) -> None:
         """Check Redis and register, before anything is loaded."""
@@ -247,7 +247,8 @@ class Worker:
         await self.committer.wait_until_wanted()
         await self.committer.step()
 
-    async def _close(self) -> None:
+    async def close(self) -> None:
+        """End every task and the engine's thread, whatever they are at."""
         await self._crew.dismiss_all()
         await self._control.close()
         if self._reading is not None:

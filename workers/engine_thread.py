@@ -52,8 +52,12 @@ Delivery = Stepped | Rejected | Answered | Died
 class EngineThread:
     """Runs an engine. Every method may be called from any one other thread; none of them waits but `join`."""
 
-    def __init__(self, deliver: Callable[[Delivery], None], *, run_ahead_steps: int) -> None:
+    def __init__(
+        self, deliver: Callable[[Delivery], None], *, run_ahead_steps: int, farewell: Callable[[], None]
+    ) -> None:
+        """`farewell` is the last that runs on the thread."""
         self._deliver = deliver
+        self._farewell = farewell
         self._run_ahead_steps = run_ahead_steps
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._engine: Engine | None = None
@@ -112,6 +116,9 @@ class EngineThread:
         except Exception as error:
             logger.exception("the engine thread has died")
             self._tell(Died(error))
+        finally:
+            self._engine = None
+            self._farewell()
 
     def _due_commands(self) -> Iterator[Callable[[], None]]:
         """Everything queued; waits for the first command when there is nothing else to do."""

@@ -1,6 +1,6 @@
 """What a worker serves: a model described, an engine built for it, and the lane and card that say so to others.
 
-Owns no Redis and no thread; `describe` and `build` run on the engine's thread.
+Owns no Redis and no thread; a source's methods run on the engine's thread.
 """
 
 from __future__ import annotations
@@ -55,6 +55,9 @@ class LaneSource(Protocol):
 
     def build(self) -> Engine:
         """Load the weights and make the engine; `describe` ran before."""
+
+    def release(self) -> None:
+        """Let go of everything; nothing runs on the thread afterwards."""
 
 
 def lane_of(model: ServedModel, geometry: Geometry, config: WorkerConfig, *, token_budget: int) -> Lane:

@@ -6,6 +6,7 @@ and beats by then.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,15 @@ class MlxLane:
         assert self._loaded is not None, "describe() comes first"
         config = self._config
         return build_engine(config.mode, self._loaded, geometry=config.geometry, profile=config.profile)
+
+    def release(self) -> None:
+        if "mlx.core" not in sys.modules:
+            return
+        import mlx.core as mx
+
+        self._loaded = None
+        # Streams that die with their thread, while the process ends, abort it now and then.
+        mx.clear_streams()
 
     def _folder(self) -> str | Path:
         if self._config.model is not None:

@@ -52,6 +52,9 @@ class ScriptedLane:
         pace = sleeping_pace(self._config.step_s, prefill_token_s=self._config.prefill_token_s)
         return ScriptedEngine(self._geometry, script_of(self._config), pace=pace)
 
+    def release(self) -> None:
+        """There is nothing to let go of."""
+
 
 def script_of(config: ScriptConfig) -> Script:
     """The script behind a config; with it `scripted_completion` says what a client must see."""

@@ -35,17 +35,32 @@ class Listener(Protocol):
 class Service:
     """Use from one event loop; `start` first."""
 
-    def __init__(self, listener: Listener, *, run_ahead_steps: int) -> None:
+    def __init__(
+        self,
+        listener: Listener,
+        *,
+        run_ahead_steps: int,
+        farewell: Callable[[], None] = lambda: None,
+        join_s: float = JOIN_S,
+    ) -> None:
+        """`farewell` is the last that runs on the engine's thread."""
         self._listener = listener
+        self._join_s = join_s
         self._run_ahead_steps = run_ahead_steps
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = EngineThread(self._deliver, run_ahead_steps=run_ahead_steps)
+        self._thread = EngineThread(self._deliver, run_ahead_steps=run_ahead_steps, farewell=farewell)
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._tickets = 0
         self._unacknowledged = 0
         self._death: Exception | None = None
-        self.progress = 0
+        self.steps = 0
+        """Steps returned."""
+        self._calls = 0
+
+    @property
+    def progress(self) -> int:
         """Steps returned and functions run; grows as long as the thread gets on."""
+        return self.steps + self._calls
 
     @property
     def is_waiting(self) -> bool:
@@ -94,7 +109,7 @@ class Service:
     async def shutdown(self) -> bool:
         """End the thread; False when it is stuck in a step."""
         self._thread.close()
-        return await asyncio.to_thread(self._thread.join, JOIN_S)
+        return await asyncio.to_thread(self._thread.join, self._join_s)
 
     def _expect(self) -> tuple[int, asyncio.Future[Any]]:
         if self._death is not None:
@@ -113,13 +128,13 @@ class Service:
     def _handle(self, delivery: Delivery) -> None:
         match delivery:
             case Stepped(result):
-                self.progress += 1
+                self.steps += 1
                 self._unacknowledged += 1
                 self._listener.on_step(result)
             case Rejected(row_id, message):
                 self._listener.on_reject(row_id, message)
             case Answered():
-                self.progress += 1
+                self._calls += 1
                 self._answer(delivery)
             case Died(error):
                 self._die(error)

@@ -64,8 +64,8 @@ def load_answers(path: Path) -> Answers:
     """
     try:
         with np.load(path) as arrays:
-            index = arrays["prompt_index"] if "prompt_index" in arrays else None
-            return Answers(*(arrays[name] for name in _ARRAYS), prompt_index=index)
+            tokens, offsets, starts, temperatures = (arrays[name] for name in _ARRAYS)
+            return Answers(tokens, offsets, starts, temperatures, arrays.get("prompt_index"))
     except (OSError, ValueError, KeyError) as error:
         raise ForgeError(f"{path} is not a file of answers: {error}") from error
 

@@ -77,8 +77,10 @@ def held_out_lessons(shards: Sequence[Path], hold_out: HoldOut, *, limit: int) -
 
 def training_batches(
     shards: Sequence[Path], hold_out: HoldOut, *, positions: int, seed: int, opening: int
-) -> Iterator[Batch]:
+) -> Iterator[tuple[float, Batch]]:
     """One epoch over all that is not held out, in batches of about `positions` pairs; the same for the same seed.
+
+    Each batch comes with the share of the epoch that lies behind it.
 
     Args:
         opening: leading tokens that every prompt shares and nothing is learnt from.
@@ -91,7 +93,10 @@ def training_batches(
         pool = [lesson for lesson in pool if not hold_out.has(lesson.prompt)]
         groups = batch_lessons(pool, positions=positions, shuffled=shuffled)
         shuffled.shuffle(groups)
-        yield from (collate(group, opening=opening) for group in groups)
+        shards_here = len(order[start : start + _SHARDS_AT_ONCE])
+        for number, group in enumerate(groups):
+            share = (start + shards_here * number / len(groups)) / len(order)
+            yield share, collate(group, opening=opening)
 
 
 def batch_lessons(

@@ -27,8 +27,10 @@ class DraftTable:
         return table
 
 
-def draft_loss(predicted: mx.array, batch: Batch, table: DraftTable, *, weights: mx.array, sharpness: float) -> mx.array:
-    """Cross-entropy of the head's distribution against the trunk's TOP tokens, a weighted mean over pairs.
+def draft_loss(
+    predicted: mx.array, batch: Batch, table: DraftTable, *, weights: mx.array, sharpness: float, scored: mx.array
+) -> mx.array:
+    """Cross-entropy of the head's distribution against the trunk's TOP tokens, a weighted mean over some pairs.
 
     Tokens outside the draft vocabulary are left out of both sides.
 
@@ -36,17 +38,19 @@ def draft_loss(predicted: mx.array, batch: Batch, table: DraftTable, *, weights:
         predicted: the head's output, (rows, positions, hidden).
         weights: (rows, positions)
         sharpness: share of the trunk's whole mass that is moved onto its likeliest token.
+        scored: which pairs, (pairs,) int32 indexes into rows * positions.
     """
-    slots = table.slots[batch.top_ids]  # (rows, positions, TOP)
-    mass = mx.exp(batch.top_logprobs) * (1 - sharpness)
-    mass = mx.concatenate([mass[..., :1] + sharpness, mass[..., 1:]], axis=-1)
+    states = _flat(predicted)[scored]  # (pairs, hidden)
+    slots = table.slots[_flat(batch.top_ids)[scored]]  # (pairs, TOP)
+    mass = mx.exp(_flat(batch.top_logprobs)[scored]) * (1 - sharpness)
+    mass = mx.concatenate([mass[:, :1] + sharpness, mass[:, 1:]], axis=-1)
     mass = mx.where(slots >= 0, mass, 0.0)
     # Expected unembedding: the same as gathering from the logits, without a scatter on the way back.
-    expected = (mass[..., None, :] @ table.rows[mx.maximum(slots, 0)]).squeeze(-2)
-    logits = predicted.reshape(-1, predicted.shape[-1]) @ table.rows.T
-    normaliser = mx.logsumexp(logits, axis=-1).reshape(weights.shape)
-    losses = mass.sum(axis=-1) * normaliser - (expected * predicted).sum(axis=-1)
-    return (losses * weights).sum() / mx.maximum(weights.sum(), 1.0)
+    expected = (mass[:, None] @ table.rows[mx.maximum(slots, 0)]).squeeze(1)
+    normaliser = mx.logsumexp(states @ table.rows.T, axis=-1)
+    losses = mass.sum(axis=-1) * normaliser - (expected * states).sum(axis=-1)
+    weight = weights.reshape(-1)[scored]
+    return (losses * weight).sum() / mx.maximum(weight.sum(), 1.0)
 
 
 def state_loss(predicted: mx.array, batch: Batch, *, weights: mx.array) -> mx.array:
@@ -54,3 +58,8 @@ def state_loss(predicted: mx.array, batch: Batch, *, weights: mx.array) -> mx.ar
     gap = mx.abs(predicted - batch.hidden[:, 1:])
     smooth = mx.where(gap < 1, 0.5 * gap * gap, gap - 0.5).mean(axis=-1)
     return (smooth * weights).sum() / mx.maximum(weights.sum(), 1.0)
+
+
+def _flat(array: mx.array) -> mx.array:
+    """(rows * positions, last)"""
+    return array.reshape(-1, array.shape[-1])

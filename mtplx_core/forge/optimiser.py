@@ -59,7 +59,7 @@ def average_of(state: Arrays) -> Arrays:
 def orthogonal(matrix: mx.array) -> mx.array:
     """The nearest matrix with singular values of about one, by Newton-Schulz steps."""
     is_tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.T if is_tall else matrix
+    x: mx.array = matrix.T if is_tall else matrix
     x = x / (mx.linalg.norm(x) + 1e-7)
     a, b, c = _QUINTIC
     for _ in range(_SQUARINGS):
@@ -75,7 +75,8 @@ def _matrix_update(
     fresh[f"momentum.{name}"] = momentum
     direction = orthogonal(gradient + _MOMENTUM * momentum)
     scale = max(1.0, weight.shape[0] / weight.shape[1]) ** 0.5
-    return weight * (1 - rates.matrices * rates.decay) - rates.matrices * scale * direction
+    moved: mx.array = weight * (1 - rates.matrices * rates.decay) - rates.matrices * scale * direction
+    return moved
 
 
 def _gain_update(

@@ -61,7 +61,7 @@ def _take_over(layer: Any, source: Any) -> None:
 
 
 def _dense(projection: Any) -> mx.array:
-    weight = projection.weight
+    weight: mx.array = projection.weight
     if "scales" in projection:
         weight = mx.dequantize(
             weight, projection.scales, projection.biases, group_size=projection.group_size, bits=projection.bits

@@ -50,6 +50,9 @@ def api_config(**changes: object) -> ApiConfig:
     return ApiConfig(**values)  # type: ignore[arg-type]  # a test names the fields it changes
 
 
+_LIMITS = httpx.Limits()
+
+
 class _Stage:
     """Stands before the fake queue of the running test, so that all tests share one server."""
 
@@ -109,8 +112,8 @@ def openai(shared_openai: AsyncOpenAI, backend: FakeBackend) -> AsyncOpenAI:
     return shared_openai
 
 
-def http_client(url: str) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=url, timeout=10, verify=no_tls())
+def http_client(url: str, *, limits: httpx.Limits = _LIMITS) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=url, timeout=10, verify=no_tls(), limits=limits)
 
 
 def openai_client(url: str, *, api_key: str = "none") -> AsyncOpenAI:

@@ -169,16 +169,26 @@ def card(name: str = NAME, identity: str = IDENTITY) -> ModelCard:
     )
 
 
-def worker(*, phase: str = "ready", is_accepting: bool = True, profile: str = "balanced") -> DaemonRecord:
+def worker(
+    *,
+    phase: str = "serving",
+    is_accepting: bool = True,
+    profile: str = "balanced",
+    snapshot: str = '{"cycles": 3}',
+    progress: int = 0,
+    active_rows: int = 0,
+) -> DaemonRecord:
     lane = Lane(IDENTITY, profile, "ar_batch_b8", "ar_batch", decode_batch_max=8, max_context_tokens=CONTEXT)
     return DaemonRecord(
         id="worker-1",
         kind="worker",
         beat=1,
-        fields={"phase": phase, "snapshot": '{"cycles": 3}'},
+        fields={"phase": phase, "snapshot": snapshot},
         lane=lane,
         free_rows=8,
         is_accepting=is_accepting,
+        progress=progress,
+        active_rows=active_rows,
     )
 
 

@@ -50,10 +50,13 @@ def server(request: pytest.FixtureRequest, child_servers: ChildServers) -> Serve
 async def client(server: Server) -> AsyncIterator[Redis]:
     """A command client; afterwards every key must expire or be permanent."""
     client = server.client()
-    yield client
-    for key in [raw.decode() for raw in await cast("Any", client.keys())]:
-        assert keys.is_permanent(key) or await cast("Any", client.pttl(key)) != -1, f"{key} never expires"
-    await client.aclose()
+    try:
+        yield client
+        for key in [raw.decode() for raw in await cast("Any", client.keys())]:
+            # A key may expire in between; -1 is a key that never does.
+            assert keys.is_permanent(key) or await cast("Any", client.pttl(key)) != -1, f"{key} never expires"
+    finally:
+        await client.aclose()
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ def test_former_config_takes_what_was_set() -> None:
 def test_worker_config_takes_what_was_set() -> None:
     settings = Settings(redis="redis://x", scheduler_mode="serial", profile="b1-exact", script_tokens_per_step="1,3")
 
-    config = worker_config(settings)
+    config = worker_config(settings, {"HOME": "/home/someone"})
 
     assert (config.mode, config.profile) == (SchedulerMode.SERIAL, Profile.B1_EXACT)
     assert config.script.tokens_per_step == (1, 3)
@@ -71,7 +71,7 @@ def test_worker_config_takes_what_was_set() -> None:
 
 def test_worker_config_refuses_tokens_per_step_that_are_not_numbers() -> None:
     with pytest.raises(ConfigError, match="script_tokens_per_step = '1,x'"):
-        worker_config(Settings(redis="redis://x", script_tokens_per_step="1,x"))
+        worker_config(Settings(redis="redis://x", script_tokens_per_step="1,x"), {})
 
 
 def test_config_finds_the_broker_of_a_running_up(tmp_path: Path) -> None:
@@ -96,3 +96,9 @@ def _as_option(value: object) -> object:
             return str(only)
         case _:
             return value
+
+
+def test_worker_config_looks_for_the_default_model_where_fetch_puts_it() -> None:
+    config = worker_config(Settings(redis="redis://x"), {"XDG_CACHE_HOME": "/caches"})
+
+    assert config.cache_dir == Path("/caches/mtplx")

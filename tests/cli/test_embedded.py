@@ -32,9 +32,9 @@ def layout() -> Iterator[Layout]:
 class Server:
     """The guarded server of an owned directory."""
 
-    def __init__(self, layout: Layout, *, tcp_port: int = 0) -> None:
+    def __init__(self, layout: Layout, *, tcp_port: int = 0, linger_s: float = 0.0) -> None:
         self.layout = layout
-        command = embedded.server_command(layout, tcp_port=tcp_port)
+        command = embedded.server_command(layout, tcp_port=tcp_port, linger_s=linger_s)
         self.guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         wait_until(lambda: embedded.answers(layout), "the server answers")
         self.client = redis.Redis.from_url(embedded.redis_url(layout), decode_responses=True)
@@ -100,6 +100,16 @@ def test_server_ends_when_the_pipe_of_its_guard_closes(server: Server) -> None:
     assert server.guard.wait(10) == 0
     assert are_gone(pids)
     assert not server.layout.socket.exists()
+
+
+def test_server_lingers_for_those_who_hand_back_when_the_pipe_of_its_guard_closes(layout: Layout) -> None:
+    with embedded.owned(layout):
+        server = Server(layout, linger_s=600)
+
+        server.close_pipe()
+
+        assert server.client.ping()
+        server.stop()
 
 
 def test_server_leaves_no_socket_when_it_is_stopped(server: Server) -> None:

@@ -27,6 +27,15 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 pathlib.Path({started!r}).touch()
 time.sleep(600)
 """
+NEEDS_TWO = """
+import pathlib, signal, sys, time
+def once(*_):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    pathlib.Path({started!r} + ".once").touch()
+signal.signal(signal.SIGTERM, once)
+pathlib.Path({started!r}).touch()
+while True: time.sleep(600)
+"""
 WATCHES_PARENT = f"import supervisor; supervisor.end_with_parent(); {SLEEP}"
 NOTES_END = """
 import pathlib, signal, sys, time
@@ -146,14 +155,33 @@ async def test_supervisor_kills_a_child_that_does_not_stop(tmp_path: Path) -> No
     assert are_gone([pid_of(supervisor.children[0])])
 
 
-async def test_supervisor_kills_at_once_when_it_is_asked_twice(tmp_path: Path) -> None:
+async def test_supervisor_tells_a_child_again_when_it_is_asked_twice(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    child = spec(NEEDS_TWO.format(started=str(started)), stop_within_s=600, is_ready=started.exists)
+    supervisor = Supervisor([child])
+
+    async def stop() -> None:
+        supervisor.stop()
+
+    running = asyncio.create_task(supervisor.run(stop))
+    while not (tmp_path / "started.once").exists():
+        await asyncio.sleep(0.01)
+    supervisor.stop()
+    await asyncio.wait_for(running, 10)
+
+    process = supervisor.children[0].process
+    assert process is not None
+    assert process.returncode == 0
+
+
+async def test_supervisor_kills_at_once_when_it_is_asked_three_times(tmp_path: Path) -> None:
     supervisor = Supervisor([stubborn(tmp_path, stop_within_s=600)])
 
-    async def stop_twice() -> None:
-        supervisor.stop()
-        supervisor.stop()
+    async def stop_thrice() -> None:
+        for _ in range(3):
+            supervisor.stop()
 
-    await asyncio.wait_for(supervisor.run(stop_twice), 10)
+    await asyncio.wait_for(supervisor.run(stop_thrice), 10)
 
 
 def test_back_off_doubles_up_to_a_bound() -> None:
@@ -201,7 +229,9 @@ asyncio.run(main())
 
 def test_child_is_killed_when_it_does_not_end_with_its_parent(tmp_path: Path) -> None:
     started = tmp_path / "started"
-    code = "import supervisor; supervisor.end_with_parent(grace_s=0.1)" + STUBBORN.format(started=str(started))
+    code = "import supervisor; supervisor.end_with_parent(hurry_s=0.1, grace_s=0.1)" + STUBBORN.format(
+        started=str(started)
+    )
     child = subprocess.Popen([sys.executable, "-c", code], env=ENVIRON, stdin=subprocess.PIPE)
     assert child.stdin is not None
     wait_until(started.exists, "the child has started")

@@ -212,12 +212,12 @@ def test_up_starts_a_killed_broker_again_and_loses_nothing(up: Up) -> None:
     assert sum(ended.values()) == 2
 
 
-def test_up_gives_up_when_a_daemon_cannot_start(folder: Path) -> None:
-    reply = mtplx("up", "--model", str(folder / "no-model"), "--port", "0", "--data-dir", str(folder / "data"))
+def test_up_gives_up_at_once_when_a_daemon_refuses_its_settings(folder: Path) -> None:
+    reply = mtplx("up", "--engine", "scripted", "--host", "0.0.0.0", "--port", "0", "--data-dir", str(folder / "data"))
 
     assert reply.returncode == 1
-    assert "no-model" in reply.stderr
-    assert "worker 1 ended with status 2" in reply.stderr
+    assert "without keys" in reply.stderr
+    assert "api ended with status 2" in reply.stderr
 
 
 def test_up_runs_no_broker_of_its_own_when_redis_is_named(shared_up: Up, folder: Path) -> None:

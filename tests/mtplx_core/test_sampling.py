@@ -107,6 +107,19 @@ def test_noise_made_ahead_changes_nothing(sampling: Sampling) -> None:
     assert ahead.tolist() == batch.choose(logits, starts, history=past).tolist()
 
 
+@pytest.mark.parametrize("top_k", [1, 20, 256, 257])
+@pytest.mark.parametrize("top_p", [0.6, 1.0])
+def test_sampler_takes_the_best_score_of_a_large_vocabulary(top_k: int, top_p: float) -> None:
+    rows = [Sampling(temperature=1.5, top_k=top_k, top_p=top_p, min_p=0.001, seed=seed) for seed in range(4)]
+    batch = SamplingBatch(rows, vocab_size=3000)
+    logits = mx.array(RNG.normal(size=(4, 25, 3000)).astype(np.float32))
+    starts = mx.arange(4)
+
+    tokens = batch.choose(logits, starts)
+
+    assert tokens.tolist() == mx.argmax(batch.scores(logits, starts), axis=-1).tolist()
+
+
 def test_draft_is_the_targets_own_token_when_head_and_trunk_agree() -> None:
     rows = [Sampling(temperature=1.0, frequency_penalty=0.7, seed=n) for n in range(8)] + [Sampling()]
     batch = SamplingBatch(rows, vocab_size=VOCAB)

@@ -72,11 +72,10 @@ def test_greedy_answer_to_the_capital_of_france_is_paris(smollm2: LoadedModel, t
 
 def test_seeded_answers_are_the_samplers_alone_and_among_neighbours(smollm2: LoadedModel, tokenizer: Tokenizer) -> None:
     prompt = chat(smollm2, tokenizer, "Tell me a story about a fox.")
-    row = Row("row", prompt, 12, Sampling(temperature=0.8, top_p=0.95, frequency_penalty=0.2, seed=2**40 + 5))
+    row = Row("row", prompt, 8, Sampling(temperature=0.8, top_p=0.95, frequency_penalty=0.2, seed=2**40 + 5))
     others = [
-        Row("greedy", chat(smollm2, tokenizer, QUESTION), 8),
-        Row("wild", prompt[:20], 14, Sampling(temperature=1.35, top_p=0.55, top_k=7, seed=7)),
-        Row("short", prompt[-3:], 10, Sampling(temperature=1.0, min_p=0.1, seed=1)),
+        Row("greedy", chat(smollm2, tokenizer, QUESTION), 6),
+        Row("wild", prompt[-12:], 9, Sampling(temperature=1.35, top_p=0.55, top_k=7, seed=7)),
     ]
 
     alone = run(build_engine(SchedulerMode.SERIAL, smollm2, geometry=GEOMETRY), [row]).tokens["row"]

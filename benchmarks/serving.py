@@ -1,0 +1,163 @@
+"""The whole stack against `mlx_lm.server` on the same folder: the same streaming clients, the same BLAS in both.
+
+`python -m benchmarks.serving [--quick] [--json]`. Both servers run throughout and take turns, so that a noisy machine
+meets both; whoever is not asked idles. mlx-lm's server decodes up to 32 requests together by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+import click
+import httpx
+
+from benchmarks.clients import PROMPTS, Round, chat_body, run_round
+from benchmarks.ratios import Ratio, median, paired_ratio, report
+
+CLIENTS = (1, 4, 8, 16)
+ROWS = 8
+_READY_S = 120.0
+# The server in a process whose matrix product is ours; its command line has no way to load one.
+_SERVER = "from mtplx_core.blas import load_blas; load_blas(); from mlx_lm.server import main; main()"
+
+
+class Compared(NamedTuple):
+    """One number of clients."""
+
+    tokens: Ratio
+    first_token: Ratio
+    served_tokens_per_s: float
+    reference_tokens_per_s: float
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="Fewer rounds, shorter answers.")
+@click.option("--json", "as_json", is_flag=True)
+@click.option("--mode", default="mtp_batch", type=click.Choice(["serial", "ar_batch", "mtp_batch"]))
+@click.option("--worker", multiple=True, help="Further argument of the worker, such as --worker=--depth=2.")
+def main(*, quick: bool, as_json: bool, mode: str, worker: tuple[str, ...]) -> None:
+    """Measure."""
+    from mtplx_core.blas import load_blas
+
+    blas = load_blas()
+    rounds, max_tokens = (2, 32) if quick else (5, 128)
+
+    from tests.support.stack import Stack, free_port
+
+    stack = Stack()
+    stack.arguments["worker"] = ("--scheduler-mode", mode, "--decode-batch-max", str(ROWS), *worker)
+    with stack, MlxLmServer(_model_folder(), free_port()) as reference:
+        name = _served_name(stack.url)
+        warm_up(stack.url, name, reference.url)
+        compared = {
+            clients: compare((stack.url, name), reference.url, clients=clients, rounds=rounds, max_tokens=max_tokens)
+            for clients in CLIENTS
+        }
+    lines = [f"{max_tokens} tokens each, {rounds} pairs of rounds, {mode} of {ROWS} rows, {blas}"]
+    lines += [
+        f"{clients:3} clients: tokens/s {one.served_tokens_per_s:6.1f} over {one.reference_tokens_per_s:6.1f} = "
+        f"{one.tokens}, first token {one.first_token}"
+        for clients, one in compared.items()
+    ]
+    result = {
+        str(clients): {"tokens_ratio": one.tokens.median, "ttft_ratio": one.first_token.median}
+        for clients, one in compared.items()
+    }
+    report(lines, {"clients": result}, as_json=as_json)
+
+
+class MlxLmServer:
+    """mlx-lm's own server as a child process."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        arguments = ["--model", str(folder), "--port", str(port), "--log-level", "ERROR"]
+        handle, name = tempfile.mkstemp(prefix="mlx-lm-server-", suffix=".log")
+        self._log = Path(name)
+        command = [sys.executable, "-c", _SERVER, *arguments]
+        self._process = subprocess.Popen(command, stdout=handle, stderr=subprocess.STDOUT)
+        os.close(handle)
+
+    def __enter__(self) -> MlxLmServer:
+        deadline = time.monotonic() + _READY_S
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                told = self._log.read_text(errors="replace")[-2000:]
+                self._end()
+                raise RuntimeError(f"mlx_lm.server did not start:\n{told}")
+            time.sleep(0.2)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._end()
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health", timeout=2).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def _end(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(10)
+        self._log.unlink()
+
+
+def warm_up(url: str, name: str, reference_url: str) -> None:
+    """Load weights and compile what is compiled at the first request, in both."""
+    for where, model in ((url, name), (reference_url, "default_model")):
+        asyncio.run(run_round(where, _bodies(model, clients=2, turn=0, max_tokens=8)))
+
+
+def compare(served: tuple[str, str], reference_url: str, *, clients: int, rounds: int, max_tokens: int) -> Compared:
+    """Alternate rounds of the same prompts; every round asks other prompts, so that no prompt cache helps."""
+    url, name = served
+    ours: list[Round] = []
+    theirs: list[Round] = []
+    for turn in range(rounds):
+        sides = [(ours, url, name), (theirs, reference_url, "default_model")]
+        for kept, where, model in sides if turn % 2 else reversed(sides):
+            bodies = _bodies(model, clients=clients, turn=turn, max_tokens=max_tokens)
+            kept.append(asyncio.run(run_round(where, bodies)))
+    return Compared(
+        paired_ratio([one.tokens_per_s for one in ours], [one.tokens_per_s for one in theirs]),
+        paired_ratio([one.mean_first_token_s for one in ours], [one.mean_first_token_s for one in theirs]),
+        median([one.tokens_per_s for one in ours]),
+        median([one.tokens_per_s for one in theirs]),
+    )
+
+
+def _bodies(model: str, *, clients: int, turn: int, max_tokens: int) -> list[dict[str, object]]:
+    """Mixed prompts, each with a tail of its own."""
+    return [
+        chat_body(
+            f"{PROMPTS[(turn + place) % len(PROMPTS)]} (answer {turn}.{place})", model=model, max_tokens=max_tokens
+        )
+        for place in range(clients)
+    ]
+
+
+def _served_name(url: str) -> str:
+    return str(httpx.get(f"{url}/v1/models", timeout=10).json()["data"][0]["id"])
+
+
+def _model_folder() -> Path:
+    from mtplx_core.fetch import default_cache_dir, default_model_dir
+
+    return default_model_dir(default_cache_dir(os.environ))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Puts an MTP lane together: trunk, head, start-up probe, depth policy, engine. Decodes nothing itself."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from mtplx_core.cost_table import assumed_costs
+from mtplx_core.depth import AdaptiveDepth, FixedDepth
+from mtplx_core.engine import Engine, Geometry, Profile
+from mtplx_core.head_check import require_useful_head
+from mtplx_core.heads.attached import load_attached_head
+from mtplx_core.heads.base import Head
+from mtplx_core.loader import LoadedModel
+from mtplx_core.mtp_batch import MtpBatchEngine, MtpOptions
+from mtplx_core.probe import load_or_probe
+from mtplx_core.serial import SerialEngine
+from mtplx_core.trunk import Trunk
+
+logger = logging.getLogger(__name__)
+
+B1_EXACT_LANE = "mtp_batch_b1_exact_serial"
+
+
+def build_mtp_engine(
+    loaded: LoadedModel,
+    geometry: Geometry,
+    *,
+    profile: Profile = Profile.BALANCED,
+    head: Head | None = None,
+    probe_dir: Path | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Engine:
+    """The engine of an MTP lane.
+
+    Args:
+        head: drafts where prompt lookup finds nothing.
+        probe_dir: where this machine's measurements are kept; None starts from assumed costs and learns from there.
+
+    Raises:
+        UnsupportedModeError: the ragged cache cannot carry this model.
+    """
+    if profile is Profile.B1_EXACT:
+        return SerialEngine(loaded, replace(geometry, depth=0), lane=B1_EXACT_LANE, replays_committed=True)
+    if probe_dir is None:
+        costs = assumed_costs(rows=geometry.decode_batch_max, depth=geometry.depth)
+        chunk_tokens = geometry.prefill_chunk_tokens
+    else:
+        trunk = Trunk(loaded.model)
+        probe = load_or_probe(trunk, geometry, identity=loaded.identity, folder=probe_dir, clock=clock)
+        costs, chunk_tokens = probe.cost_table(geometry), probe.chunk_tokens
+    policy = AdaptiveDepth(geometry.depth, costs) if geometry.depth else FixedDepth(0)
+    options = MtpOptions(policy=policy, chunk_tokens=chunk_tokens, clock=clock)
+    return MtpBatchEngine(loaded, geometry, head=head, options=options)
+
+
+def load_head(folder: Path, loaded: LoadedModel) -> Head:
+    """An attached head for this model that is worth running.
+
+    Raises:
+        ModelLoadError: unreadable, trained for another model, or below the floor of acceptance.
+    """
+    trunk = Trunk(loaded.model)
+    head = load_attached_head(folder, trunk)
+    agreement = require_useful_head(trunk, head)
+    logger.info("head %s agrees with the model on %.0f %% of a built-in text", head.name, 100 * agreement)
+    return head

@@ -1,0 +1,171 @@
+"""Measures what forwards cost here: the table the depth policy starts from and the prefill chunk that fits a cycle.
+
+At most `budget_s` are spent at start-up; the outcome is kept in a file per machine and model. The clock is given.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from mtplx_core.cost_table import CostTable, assumed_costs
+from mtplx_core.device_batch import new_trunk_cache
+from mtplx_core.engine import Geometry
+from mtplx_core.ragged_cache import plain_caches
+from mtplx_core.trunk import Trunk
+
+logger = logging.getLogger(__name__)
+
+ATTENDED_TOKENS = 256
+"""Context length the table is measured at."""
+_REPEATS = 3
+_CHUNKS = (512, 256, 128, 64, 32)
+_CHUNK_CYCLES = 2.0
+"""A prefill chunk may cost this many cycles of the full batch."""
+_TILE_EDGES = (4, 5, 8, 16, 32, 33, 64)
+"""Row counts at which matrix kernels change; only a GPU has such edges."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What was measured."""
+
+    seconds: dict[tuple[int, int], float]
+    """Trunk forward by (rows, depth)."""
+    chunk_tokens: int
+
+    def cost_table(self, geometry: Geometry) -> CostTable:
+        """Costs for a depth policy; depths without a measurement are filled in from the assumed growth."""
+        assumed = assumed_costs(rows=geometry.decode_batch_max, depth=geometry.depth)
+        measured = dict(self.seconds)
+        unit = measured[1, 0] / assumed.cost(1, 0)
+        for depth in range(geometry.depth + 1):
+            if not any(at == depth for _, at in measured):
+                measured[1, depth] = assumed.cost(1, depth) * unit
+        return CostTable({key: cost for key, cost in measured.items() if key[1] <= geometry.depth})
+
+
+def probe_forwards(trunk: Trunk, geometry: Geometry, *, clock: Callable[[], float], budget_s: float = 10.0) -> Probe:
+    """Measure until done or out of budget, most telling points first."""
+    deadline = clock() + budget_s
+    seconds: dict[tuple[int, int], float] = {}
+    for rows, depth in _grid(geometry):
+        if seconds and clock() > deadline - 2.0:  # the rest is for the prefill chunk
+            logger.info("probe stopped at %d points", len(seconds))
+            break
+        seconds[rows, depth] = time_forward(trunk, rows=rows, positions=depth + 1, clock=clock)
+    widest = max(rows for rows, depth in seconds if depth == 0)
+    limit = _CHUNK_CYCLES * seconds[widest, 0]
+    return Probe(seconds, _fitting_chunk(trunk, geometry, limit_s=limit, deadline=deadline, clock=clock))
+
+
+def time_forward(
+    trunk: Trunk,
+    *,
+    rows: int,
+    positions: int,
+    clock: Callable[[], float],
+    attended: int = ATTENDED_TOKENS,
+    repeats: int = _REPEATS,
+) -> float:
+    """Seconds of one forward with logits, the best of `repeats` after one to warm up."""
+    cache = new_trunk_cache(trunk, max_positions=positions)
+    cache.reserve(rows, attended)
+    tokens = mx.zeros((rows, positions), mx.int32)
+    offset = mx.full((rows,), attended - positions, mx.int32)
+    times = []
+    for _ in range(repeats + 1):
+        started = clock()
+        cache.begin(offset, positions, longest=attended)
+        mx.eval(trunk.logits(trunk.hidden(tokens, cache.layers)))
+        times.append(clock() - started)
+    return min(times[1:])
+
+
+def load_or_probe(
+    trunk: Trunk, geometry: Geometry, *, identity: str, folder: Path | None, clock: Callable[[], float]
+) -> Probe:
+    """The probe kept for this machine, model and geometry, or a new one, which is then kept.
+
+    Args:
+        identity: the model's.
+        folder: where probes are kept; None measures anew.
+    """
+    path = folder / f"{_file_name(identity, geometry)}.json" if folder is not None else None
+    kept = _read(path) if path is not None else None
+    if kept is not None:
+        return kept
+    probe = probe_forwards(trunk, geometry, clock=clock)
+    if path is not None:
+        _write(path, probe)
+    return probe
+
+
+def _grid(geometry: Geometry) -> Iterator[tuple[int, int]]:
+    most = geometry.decode_batch_max
+    widths = {1, most, *(width for width in (2, 4, 8, 16, 32) if width < most)}
+    if mx.default_device() == mx.Device(mx.gpu):
+        positions = range(1, geometry.depth + 2)
+        widths |= {edge // count for edge in _TILE_EDGES for count in positions if 1 <= edge // count <= most}
+    order = sorted(widths, key=lambda width: (width not in (1, most), width))
+    for width in order[:2]:
+        yield from ((width, depth) for depth in range(geometry.depth + 1))
+    for width in order[2:]:
+        yield from ((width, depth) for depth in range(geometry.depth + 1))
+
+
+def _fitting_chunk(
+    trunk: Trunk, geometry: Geometry, *, limit_s: float, deadline: float, clock: Callable[[], float]
+) -> int:
+    """The largest of a few sizes that keeps within the limit; the smallest where time runs out."""
+    sizes = [size for size in _CHUNKS if size <= geometry.prefill_chunk_tokens] or [geometry.prefill_chunk_tokens]
+    for size in reversed(sizes):
+        if clock() > deadline or _time_chunk(trunk, size, clock=clock) > limit_s:
+            smaller = [other for other in sizes if other < size]
+            return max(smaller, default=size)
+    return sizes[0]
+
+
+def _time_chunk(trunk: Trunk, tokens: int, *, clock: Callable[[], float]) -> float:
+    started = clock()
+    caches = plain_caches(len(trunk.layers))
+    trunk.hidden(mx.zeros((1, tokens), mx.int32), caches)
+    filled: Any = caches
+    mx.eval([cache.state[:2] for cache in filled])
+    return clock() - started
+
+
+def _file_name(identity: str, geometry: Geometry) -> str:
+    info: Any = mx.device_info()
+    machine = str(info.get("device_name", info.get("architecture", platform.machine()))) + platform.node()
+    bounds = f"b{geometry.decode_batch_max}-t{geometry.depth + 1}-c{geometry.prefill_chunk_tokens}"
+    return "".join(
+        letter if letter.isalnum() or letter in "-@." else "_" for letter in f"{identity}-{machine}-{bounds}"
+    )
+
+
+def _read(path: Path) -> Probe | None:
+    try:
+        kept = json.loads(path.read_text())
+        seconds = {(int(rows), int(depth)): float(cost) for rows, depth, cost in kept["seconds"]}
+        return Probe(seconds, int(kept["chunk_tokens"])) if (1, 0) in seconds else None
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        logger.warning("probe file %s cannot be read and is measured anew", path)
+        return None
+
+
+def _write(path: Path, probe: Probe) -> None:
+    entries = [[rows, depth, cost] for (rows, depth), cost in sorted(probe.seconds.items())]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(json.dumps({"seconds": entries, "chunk_tokens": probe.chunk_tokens}))
+    unfinished.replace(path)

@@ -1,0 +1,131 @@
+"""Depth policy, cost table and acceptance odds. Pure functions; runs on no engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from mtplx_core.cost_table import CostTable, assumed_costs
+from mtplx_core.depth import EXPLORE_EVERY, AdaptiveDepth, FixedDepth, Odds, Trial
+
+FLAT = CostTable({(rows, depth): 1.0 + 0.01 * depth for rows in (1, 8) for depth in range(4)})
+STEEP = CostTable({(rows, depth): 1.0 + depth for rows in (1, 8) for depth in range(4)})
+
+
+def odds(*, right: float, further: float = 0.8) -> Odds:
+    return Odds(lookup_found=0.5, lookup_right=right, head_right=right, further=further)
+
+
+def test_policy_drafts_deep_when_drafts_are_right_and_positions_cheap() -> None:
+    assert AdaptiveDepth(3, FLAT).choose([odds(right=0.8)] * 4) == 3
+
+
+def test_policy_does_not_draft_when_positions_cost_more_than_they_bring() -> None:
+    assert AdaptiveDepth(3, STEEP).choose([odds(right=0.8)] * 4) == 0
+
+
+def test_policy_does_not_draft_when_drafts_are_wrong() -> None:
+    assert AdaptiveDepth(3, FLAT).choose([odds(right=0.0)]) == 0
+
+
+def test_policy_weighs_all_rows_of_the_batch() -> None:
+    costs = CostTable({(4, 0): 1.0, (4, 1): 1.5})
+
+    assert AdaptiveDepth(1, costs).choose([odds(right=0.9)] + [odds(right=0.1)] * 3) == 0
+    assert AdaptiveDepth(1, costs).choose([odds(right=0.9)] * 3 + [odds(right=0.1)]) == 1
+
+
+def test_policy_stays_where_it_is_for_a_gain_below_the_hysteresis() -> None:
+    policy = AdaptiveDepth(1, CostTable({(1, 0): 1.0, (1, 1): 1.5}))
+
+    chosen = [policy.choose([odds(right=right)]) for right in (0.51, 0.6, 0.49, 0.4)]
+
+    assert chosen == [0, 1, 1, 0]
+
+
+def test_policy_explores_in_less_than_a_hundredth_of_the_cycles() -> None:
+    policy = AdaptiveDepth(2, STEEP)
+
+    chosen = [policy.choose([odds(right=0.1)]) for _ in range(20 * EXPLORE_EVERY)]
+
+    assert chosen.count(1) == 20
+    assert chosen.count(0) == len(chosen) - 20
+    assert 20 / len(chosen) < 0.01
+
+
+def test_policy_returns_to_drafting_when_costs_turn_out_lower() -> None:
+    policy = AdaptiveDepth(1, CostTable({(1, 0): 1.0, (1, 1): 3.0}))
+    before = policy.choose([odds(right=0.7)])
+
+    policy.see_cost(1, 0, 1.0)
+    policy.see_cost(1, 1, 1.1)
+
+    assert before == 0
+    assert policy.choose([odds(right=0.7)]) == 1
+
+
+def test_fixed_depth_never_moves() -> None:
+    assert FixedDepth(2).choose([odds(right=0.0)]) == 2
+
+
+@pytest.mark.parametrize(
+    ("trial", "field", "rises"),
+    [
+        (Trial(0, 0, True, True), "lookup_right", True),
+        (Trial(0, 0, True, False), "lookup_right", False),
+        (Trial(1, 1, False, False), "head_right", True),
+        (Trial(1, 0, False, False), "head_right", False),
+        (Trial(2, 2, False, False), "further", True),
+        (Trial(2, 1, False, False), "further", False),
+    ],
+)
+def test_odds_move_with_what_a_trial_showed(trial: Trial, field: str, rises: bool) -> None:
+    row = odds(right=0.5)
+    before = getattr(row, field)
+
+    row.learn(trial)
+
+    assert (getattr(row, field) > before) == rises
+    assert getattr(row, field) != before
+
+
+def test_odds_of_the_head_do_not_move_where_it_did_not_draft() -> None:
+    row = odds(right=0.5)
+
+    row.learn(Trial(0, 0, False, False))
+    row.learn(Trial(1, 1, True, True))
+
+    assert row.head_right == 0.5
+
+
+def test_expected_tokens_count_the_chain_of_drafts() -> None:
+    assert odds(right=0.5, further=0.5).expected_tokens(3) == pytest.approx(1 + 0.5 + 0.25 + 0.125)
+
+
+def test_cost_table_interpolates_between_widths() -> None:
+    table = CostTable({(1, 0): 1.0, (4, 0): 4.0, (8, 0): 6.0})
+
+    assert [table.cost(rows, 0) for rows in (1, 2, 4, 6, 8, 16)] == [1.0, 2.0, 4.0, 5.0, 6.0, 12.0]
+
+
+def test_cost_table_scales_unseen_depths_by_what_was_seen() -> None:
+    table = CostTable({(1, 0): 1.0, (1, 1): 1.5})
+
+    table.see(1, 0, 10.0)
+
+    assert table.cost(1, 1) == 15.0
+
+
+def test_cost_table_is_not_carried_away_by_a_pause() -> None:
+    table = CostTable({(1, 0): 1.0})
+    table.see(1, 0, 1.0)
+
+    table.see(1, 0, 1000.0)
+
+    assert table.cost(1, 0) == pytest.approx(1.1)
+
+
+def test_assumed_costs_rise_with_rows_and_depth() -> None:
+    table = assumed_costs(rows=8, depth=3)
+
+    assert table.max_depth == 3
+    assert table.cost(8, 3) > table.cost(8, 0) > table.cost(1, 0)

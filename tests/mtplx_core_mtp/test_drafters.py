@@ -1,0 +1,76 @@
+"""Prompt lookup and the head's bookkeeping. Runs on arrays and a tiny random llama."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mtplx_core.drafters import look_up
+
+CAPACITY = 24
+
+
+def lookup(*rows: list[int], depth: int = 3) -> tuple[Any, Any]:
+    """Look up in rows whose unused places hold a token that also stands in the rows, to be ignored."""
+    padded = [row + [1] * (CAPACITY - len(row)) for row in rows]
+    lengths = mx.array([len(row) for row in rows], mx.int32)
+    tokens, found = look_up(mx.array(padded, mx.int32), lengths, depth)
+    return tokens.tolist(), found.tolist()
+
+
+def test_lookup_returns_what_followed_the_last_three_tokens() -> None:
+    tokens, found = lookup([1, 2, 3, 7, 8, 9, 4, 1, 2, 3])
+
+    assert found == [True]
+    assert tokens == [[7, 8, 9]]
+
+
+def test_lookup_prefers_a_match_of_three_to_a_later_one_of_two() -> None:
+    tokens, _ = lookup([1, 2, 3, 7, 7, 7, 5, 2, 3, 8, 8, 8, 1, 2, 3])
+
+    assert tokens == [[7, 7, 7]]
+
+
+def test_lookup_prefers_the_latest_of_equal_matches() -> None:
+    tokens, _ = lookup([2, 3, 7, 7, 7, 5, 2, 3, 8, 8, 8, 6, 2, 3])
+
+    assert tokens == [[8, 8, 8]]
+
+
+def test_lookup_takes_a_match_of_two_when_there_is_none_of_three() -> None:
+    tokens, found = lookup([9, 2, 3, 7, 6, 5, 4, 2, 3])
+
+    assert found == [True]
+    assert tokens == [[7, 6, 5]]
+
+
+def test_lookup_finds_nothing_without_an_earlier_match() -> None:
+    _, found = lookup([1, 2, 3, 4, 5], [4], [4, 4])
+
+    assert found == [False, False, False]
+
+
+def test_lookup_follows_a_loop_past_the_rows_end() -> None:
+    tokens, found = lookup([5, 6, 7, 6, 7, 6], depth=5)
+
+    assert found == [True]
+    assert tokens == [[7, 6, 7, 6, 7]]
+
+
+def test_lookup_follows_a_repeated_token() -> None:
+    tokens, found = lookup([5, 4, 4, 4], depth=2)
+
+    assert found == [True]
+    assert tokens == [[4, 4]]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_lookup_of_a_row_does_not_depend_on_the_others(rows: int) -> None:
+    row = [1, 2, 3, 7, 8, 9, 4, 1, 2, 3]
+
+    tokens, found = lookup(*[[3, 3, 3, 3]] * (rows - 1), row)
+
+    assert found[-1]
+    assert tokens[-1] == [7, 8, 9]

@@ -1,0 +1,276 @@
+"""What the MTP lane promises beyond every engine's contract. Runs on a tiny random llama with a random head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_map
+
+from mtplx_core.audit import audit, compare
+from mtplx_core.depth import FixedDepth, Odds
+from mtplx_core.engine import Geometry, Row, Sampling
+from mtplx_core.errors import EngineDeadError
+from mtplx_core.heads.attached import AttachedHead
+from mtplx_core.loader import LoadedModel
+from mtplx_core.mtp_batch import MtpBatchEngine, MtpOptions
+from mtplx_core.serial import SerialEngine
+from mtplx_core.trunk import Trunk
+from tests.mtplx_core.driving import Heard, run
+from tests.support.models import VOCAB_SIZE, tiny_llama
+
+GEOMETRY = Geometry(decode_batch_max=4, max_context_tokens=200, depth=3, prefill_chunk_tokens=16)
+SAMPLED = Sampling(temperature=0.9, top_p=0.9, seed=77)
+LOOPING = tuple(range(40, 48)) * 3
+POISON = 200
+
+
+class Scheduled:
+    """A depth policy that goes through a list, over and over."""
+
+    def __init__(self, *depths: int) -> None:
+        self._depths = depths
+        self._cycles = 0
+
+    def choose(self, rows: Sequence[Odds]) -> int:
+        self._cycles += 1
+        return self._depths[self._cycles % len(self._depths)]
+
+    def see_cost(self, rows: int, depth: int, cost: float) -> None:
+        pass
+
+
+def random_head(loaded: LoadedModel, *, seed: int = 3) -> AttachedHead:
+    head = AttachedHead(Trunk(loaded.model), list(range(4, VOCAB_SIZE)), max_depth=3)
+    keys = iter(mx.random.split(mx.random.key(seed), 64))
+    head.update(tree_map(lambda a: mx.random.normal(a.shape, key=next(keys)) * 0.2, head.parameters()))
+    mx.eval(head.parameters())
+    return head
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return tiny_llama()
+
+
+@pytest.fixture(scope="module")
+def head(loaded: LoadedModel) -> AttachedHead:
+    return random_head(loaded)
+
+
+def engine_of(
+    loaded: LoadedModel,
+    *depths: int,
+    head: AttachedHead | None = None,
+    keeps_width: bool = False,
+    geometry: Geometry = GEOMETRY,
+) -> MtpBatchEngine:
+    policy = Scheduled(*depths) if len(depths) > 1 else FixedDepth(depths[0])
+    return MtpBatchEngine(loaded, geometry, head=head, options=MtpOptions(policy=policy, keeps_width=keeps_width))
+
+
+def rows_of(*, sampling: Sampling) -> list[Row]:
+    prompts = [(5,), LOOPING, tuple(range(100, 171)), (9, 8)]
+    return [
+        Row(f"r{index}", prompt, 40 + 7 * index, replace(sampling, seed=index), ignore_eos=True)
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+@pytest.mark.parametrize("depths", [(0,), (1,), (3,), (0, 2, 0, 0, 3, 1), (0,) * 20 + (2,)], ids=str)
+@pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("has_head", [False, True], ids=["lookup", "head"])
+def test_engine_passes_the_audit_at_every_depth_schedule(
+    loaded: LoadedModel, head: AttachedHead, depths: tuple[int, ...], sampling: Sampling, has_head: bool
+) -> None:
+    engine = engine_of(loaded, *depths, head=head if has_head else None)
+
+    heard = run(engine, rows_of(sampling=sampling))
+
+    for row in rows_of(sampling=sampling):
+        result = audit(loaded.model, row.prompt, heard.tokens[row.row_id], row.sampling)
+        assert result.passed, (row.row_id, result)
+        assert len(heard.tokens[row.row_id]) == row.max_tokens
+
+
+def test_a_head_that_knows_the_answer_is_accepted_every_time(loaded: LoadedModel) -> None:
+    """The head's bookkeeping is right iff a head that could be right is: this one repeats what serial said."""
+    rows = rows_of(sampling=Sampling())
+    answers = run(SerialEngine(loaded, GEOMETRY), rows)
+    knowing = KnowingHead(loaded, [(row.prompt, answers.tokens[row.row_id]) for row in rows])
+
+    engine = engine_of(loaded, 0, 0, 2, 3, 1, head=knowing)
+    heard = run(engine, rows)
+
+    for row in rows:
+        assert heard.tokens[row.row_id] == answers.tokens[row.row_id]
+    drafted = engine.snapshot()["drafters"]["head"]
+    assert drafted["tried"] == drafted["right"] > 10
+    assert heard.ends["r1"].stats.cycles < len(heard.tokens["r1"])
+
+
+class KnowingHead:
+    """Drafts from finished answers by the pair's place and token, and fails on a pair out of place.
+
+    Its one layer caches positions as keys, so that offsets, feeding and rejection of the real bookkeeping are used.
+    """
+
+    name = "knowing"
+    max_depth = 3
+    cached_layers = 1
+
+    def __init__(self, loaded: LoadedModel, answers: Sequence[tuple[tuple[int, ...], list[int]]]) -> None:
+        self.draft_ids = mx.arange(VOCAB_SIZE, dtype=mx.int32)
+        self._next: dict[tuple[int, int, int], int] = {}
+        for prompt, answer in answers:
+            sequence = [*prompt, *answer, 0, 0, 0, 0]
+            for place in range(len(sequence) - 2):
+                self._next[len(prompt), place, sequence[place + 1]] = sequence[place + 2]
+
+    def __call__(
+        self, hidden: mx.array, tokens: mx.array, cache: list[Any] | None = None, mask: Any = "causal"
+    ) -> mx.array:
+        assert cache is not None
+        rows, positions = tokens.shape
+        offset: Any = cache[0].offset
+        offset = offset if isinstance(offset, mx.array) else mx.full((rows,), offset)
+        at = offset[:, None] + mx.arange(positions)
+        entry = mx.broadcast_to(at[:, None, :, None].astype(mx.float32), (rows, 1, positions, 2))
+        cache[0].update_and_fetch(entry, entry)
+        return mx.stack([at.astype(mx.float32), tokens.astype(mx.float32)], axis=-1)
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        places: Any = hidden[:, 0].tolist()
+        logits = mx.zeros((len(places), 1, VOCAB_SIZE))
+        for row, (place, token) in enumerate(places):
+            known = {after for (_, at, seen), after in self._next.items() if (at, seen) == (int(place), int(token))}
+            for after in known:
+                logits[row, 0, after] = 1.0
+        return logits
+
+
+def test_rows_are_bit_equal_whatever_the_neighbours_say_and_when_they_leave(
+    loaded: LoadedModel, head: AttachedHead
+) -> None:
+    row = Row("row", (10, 20, 30), 60, replace(SAMPLED, seed=1), top_logprobs=2, ignore_eos=True)
+
+    def beside(*neighbours: Row, leave_at: int) -> Heard:
+        engine = engine_of(loaded, 1, head=head, keeps_width=True)
+
+        def leave(step: int) -> None:
+            if step == leave_at:
+                engine.discard("n1")
+
+        return run(engine, [row, *neighbours], before_step=leave)
+
+    one = beside(Row("n1", (5,) * 9, 50), Row("n2", (7,) * 9, 60, ignore_eos=True), leave_at=5)
+    other = beside(
+        Row("n1", tuple(range(50, 59)), 50, Sampling(temperature=1.7, top_k=9, seed=8)),
+        Row("n2", tuple(range(90, 99)), 60, Sampling(frequency_penalty=1.0), ignore_eos=True),
+        leave_at=31,
+    )
+
+    assert one.tokens["row"] == other.tokens["row"]
+    assert one.logprobs["row"] == other.logprobs["row"]
+
+
+def test_row_that_takes_a_poisoned_rows_slot_is_unharmed() -> None:
+    loaded = tiny_llama(poison_token_id=POISON)
+    engine = engine_of(loaded, 2, head=random_head(loaded), keeps_width=True)
+    successor = Row("good", (10, 20, 30), 20, ignore_eos=True)
+
+    def succeed(step: int) -> None:
+        if step == 6:
+            engine.admit(successor)
+
+    heard = run(engine, [Row("bad", (10, POISON, 30), 20), Row("other", (4,), 40)], before_step=succeed)
+
+    assert heard.ends["bad"].reason == "error"
+    assert heard.ends["good"].reason == "length"
+    assert heard.ends["good"].stats.max_width == 2
+    assert audit(loaded.model, successor.prompt, heard.tokens["good"], successor.sampling).passed
+
+
+def test_neighbour_of_a_poisoned_row_gets_its_own_answer() -> None:
+    loaded = tiny_llama(poison_token_id=POISON)
+    good = Row("good", (10, 20, 30), 30, SAMPLED, ignore_eos=True)
+
+    heard = run(engine_of(loaded, 2), [Row("bad", (POISON, 4), 20), good])
+
+    assert heard.ends["bad"].reason == "error"
+    assert not heard.tokens["bad"]
+    assert audit(loaded.model, good.prompt, heard.tokens["good"], good.sampling).passed
+
+
+def test_stop_token_inside_a_multi_token_step_ends_the_row_there(loaded: LoadedModel) -> None:
+    row = Row("row", LOOPING, 60, ignore_eos=True)
+    answer = run(engine_of(loaded, 3), [row]).tokens["row"]
+    stop = next(token for place, token in enumerate(answer) if place > 8 and token not in answer[:place])
+
+    heard = run(engine_of(loaded, 3), [replace(row, stop_token_ids=frozenset({stop}))])
+
+    assert heard.tokens["row"] == answer[: answer.index(stop) + 1]
+    assert heard.ends["row"].reason == "stop"
+
+
+def test_resumed_row_goes_on_where_another_worker_stopped(loaded: LoadedModel, head: AttachedHead) -> None:
+    row = Row("row", LOOPING, 50, replace(SAMPLED, frequency_penalty=0.4), ignore_eos=True)
+    whole = run(engine_of(loaded, 2, head=head), [row]).tokens["row"]
+
+    rest = run(engine_of(loaded, 0, 3, 1), [replace(row, committed=tuple(whole[:23]))])
+
+    assert rest.starts["row"] == 23
+    assert compare(loaded.model, row.prompt, whole, [*whole[:23], *rest.tokens["row"]], row.sampling).passed
+
+
+def test_engine_frees_its_caches_when_the_last_row_has_left(loaded: LoadedModel, head: AttachedHead) -> None:
+    engine = engine_of(loaded, 1, head=head)
+
+    run(engine, rows_of(sampling=Sampling()))
+
+    assert engine.snapshot()["kv_bytes"] == 0
+    assert engine.snapshot()["physical_rows"] == 0
+
+
+def test_row_bytes_are_at_least_what_a_row_takes(loaded: LoadedModel, head: AttachedHead) -> None:
+    engine = engine_of(loaded, 3, head=head)
+    row = Row("row", tuple(range(100)), 100, ignore_eos=True)
+    engine.admit(row)
+    most = 0
+    while engine.active_rows:
+        engine.step()
+        most = max(most, engine.snapshot()["kv_bytes"])
+
+    assert 0 < most <= engine.row_bytes(200)
+
+
+def test_step_that_raises_leaves_an_engine_that_says_it_is_dead(loaded: LoadedModel) -> None:
+    class Broken(Scheduled):
+        def choose(self, rows: Sequence[Odds]) -> int:
+            raise RuntimeError("no such device")
+
+    engine = MtpBatchEngine(loaded, GEOMETRY, options=MtpOptions(policy=Broken(0)))
+    engine.admit(Row("row", (1, 2), 5))
+
+    with pytest.raises(EngineDeadError, match="no such device"):
+        engine.step()
+    with pytest.raises(EngineDeadError, match="earlier step"):
+        engine.step()
+
+
+def test_snapshot_counts_drafts_by_place_and_drafter(loaded: LoadedModel, head: AttachedHead) -> None:
+    engine = engine_of(loaded, 2, head=head)
+
+    heard = run(engine, rows_of(sampling=Sampling()))
+
+    shown = engine.snapshot()
+    assert shown["tokens"] == sum(map(len, heard.tokens.values()))
+    assert shown["left"] == {"length": 4}
+    assert shown["drafted_by_place"][0] == sum(end.stats.drafted[0] for end in heard.ends.values())
+    assert shown["accepted_by_place"][0] == sum(end.stats.accepted[0] for end in heard.ends.values())
+    tried = shown["drafters"]["head"]["tried"] + shown["drafters"]["lookup"]["tried"]
+    assert tried == shown["drafted_by_place"][0]
+    assert shown["lane"] == "mtp_batch_width_4"

@@ -1,0 +1,104 @@
+"""Programs that enqueue text themselves. Engine: scripted, in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from api.errors import BadRequestError, ModelNotFoundError
+from api.schemas import Chat, Completion
+from api.text_client import Terms, TextClient
+from broker.errors import UnknownRequestError
+from tests.support.scripted import ask
+from tests.support.stack import Stack
+from workers.scripted_lane import NAME, encode_text
+
+
+def text_of(tokens: tuple[int, ...]) -> str:
+    """The scripted lane plays printable ASCII."""
+    by_token = {token: chr(code) for code in range(0x20, 0x7F) for token in encode_text(chr(code))}
+    return "".join(by_token[token] for token in tokens)
+
+
+async def test_prompt_gets_its_completion(text: TextClient) -> None:
+    call = await text.complete("Once upon", model=NAME, max_tokens=16)
+
+    answer = await call.wait()
+
+    assert isinstance(answer, Completion)
+    assert answer.choices[0].text == text_of(ask("Once upon", 16).expected)
+    assert answer.choices[0].finish_reason == "length"
+
+
+async def test_conversation_gets_its_answer(text: TextClient) -> None:
+    call = await text.chat([{"role": "user", "content": "Hello"}], model=NAME, max_tokens=8)
+
+    answer = await call.wait()
+
+    assert isinstance(answer, Chat)
+    assert answer.id == call.id
+    assert len(answer.choices[0].message.content) == 8
+    assert answer.usage.completion_tokens == 8
+
+
+async def test_text_streams_as_it_comes(text: TextClient) -> None:
+    call = await text.complete("stream", model=NAME, max_tokens=30)
+
+    parts = [delta.text async for delta in call.stream()]
+
+    assert "".join(parts) == text_of(ask("stream", 30).expected)
+
+
+async def test_answer_is_fetched_later_by_another_client(text: TextClient, offline_stack: Stack) -> None:
+    call = await text.complete(["one", "two"], model=NAME, max_tokens=6)
+
+    async with await TextClient.open(offline_stack.redis_url) as other:
+        answer = await (await other.fetch(call.id)).wait()
+
+    assert isinstance(answer, Completion)
+    assert [choice.text for choice in answer.choices] == [text_of(ask(prompt, 6).expected) for prompt in ("one", "two")]
+    assert answer == await call.wait()
+
+
+async def test_call_asked_again_under_its_idempotency_key_is_the_same_call(text: TextClient) -> None:
+    terms = Terms(idempotency_key="text-client-1")
+    first = await text.complete("again", model=NAME, max_tokens=6, n=2, terms=terms)
+
+    second = await text.complete("again", model=NAME, max_tokens=6, n=2, terms=terms)
+
+    assert second.id == first.id
+    assert await second.wait() == await (await text.fetch(first.id)).wait()
+
+
+async def test_cancelled_call_ends(text: TextClient) -> None:
+    call = await text.complete("endless", model=NAME, max_tokens=1900)
+
+    await call.cancel()
+    answer = await (await text.fetch(call.id)).wait()
+
+    assert answer.choices[0].finish_reason == "cancelled"
+
+
+async def test_unknown_call_is_named(text: TextClient) -> None:
+    with pytest.raises(UnknownRequestError, match="cmpl-nothing"):
+        await text.fetch("cmpl-nothing")
+
+
+async def test_unknown_model_is_refused(text: TextClient) -> None:
+    with pytest.raises(ModelNotFoundError):
+        await text.complete("x", model="nobody")
+
+
+async def test_wrong_field_is_refused_by_name(text: TextClient) -> None:
+    with pytest.raises(BadRequestError, match="temperature"):
+        await text.complete("x", model=NAME, temperature=7)
+
+
+def test_text_client_needs_no_web_framework_and_no_mlx() -> None:
+    program = "import sys, api.text_client; print({'litestar', 'uvicorn', 'mlx', 'rq'} & set(sys.modules))"
+
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert said.stdout.strip() == "set()"

@@ -1,0 +1,80 @@
+"""Where a completion's text ends. Engine: none; Redis: none."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.vocabulary import ByteTable
+from workers.row_text import UNKNOWN_END, Kept, RowText
+
+TABLE: ByteTable = (b"", b"the ", b"quick ", b"br", b"own ", b"fox", b" jumps", b"\xc3", b"\xa9")
+END, STOP_TOKEN = 0, 6
+
+
+def follow(*stops: bytes, table: ByteTable | None = TABLE) -> RowText:
+    return RowText(table, stops=stops, ending={END, STOP_TOKEN})
+
+
+def test_text_ends_at_the_last_token_when_nothing_stops_it() -> None:
+    text = follow()
+
+    assert text.feed((1, 2, 3)) == Kept(3, is_stopped=False)
+    assert text.end == len(b"the quick br")
+
+
+@pytest.mark.parametrize("token", [END, STOP_TOKEN], ids=["end-of-sequence", "stop-token"])
+def test_text_ends_before_a_token_that_ends_the_row(token: int) -> None:
+    text = follow()
+
+    assert text.feed((1, 2, token)) == Kept(3, is_stopped=False)
+    assert text.end == len(b"the quick ")
+
+
+def test_text_ends_where_a_stop_string_begins_inside_one_step() -> None:
+    text = follow(b"own fox")
+
+    assert text.feed((1, 2, 3, 4, 5, 6)) == Kept(5, is_stopped=True)
+    assert text.end == len(b"the quick br")
+
+
+def test_text_ends_where_a_stop_string_begins_over_several_steps() -> None:
+    text = follow(b"own fox")
+    assert not text.feed((1, 2, 3)).is_stopped
+    assert not text.feed((4,)).is_stopped
+
+    assert text.feed((5, 1)) == Kept(1, is_stopped=True)
+    assert text.end == len(b"the quick br")
+
+
+def test_text_ends_inside_a_token_that_holds_the_stop_string() -> None:
+    text = follow(b"ui")
+
+    assert text.feed((1, 2, 3)) == Kept(2, is_stopped=True)
+    assert text.end == len(b"the q")
+
+
+def test_text_ends_inside_a_character() -> None:
+    text = follow(b"\xa9")
+
+    assert text.feed((1, 7, 8)) == Kept(3, is_stopped=True)
+    assert text.end == len(b"the \xc3")
+
+
+def test_stop_string_does_not_match_over_a_token_that_ends_the_row() -> None:
+    text = follow(b"fox jumps")
+
+    assert text.feed((5, STOP_TOKEN)) == Kept(2, is_stopped=False)
+
+
+def test_token_outside_the_table_has_no_bytes() -> None:
+    text = follow()
+
+    assert text.feed((1, 999)) == Kept(2, is_stopped=False)
+    assert text.end == len(b"the ")
+
+
+def test_text_has_no_known_end_without_a_table() -> None:
+    text = follow(b"own fox", table=None)
+
+    assert text.feed((3, 4, 5)) == Kept(3, is_stopped=False)
+    assert text.end == UNKNOWN_END
