@@ -127,6 +127,24 @@ def worker(*, with_parent: bool, **flags: object) -> None:
         _fail(error, EXIT_CONFIG if isinstance(error, LaneError) else 1)
 
 
+@cli.command("batch-worker")
+@takes(configuration.BATCH)
+@click.option("--with-parent", is_flag=True, hidden=True)
+@click.option("--burst", is_flag=True, help="End when no batch is queued.")
+def batch_worker(*, with_parent: bool, burst: bool, **flags: object) -> None:
+    """Run batches: an RQ worker that feeds the queue from files and writes the answers down."""
+    settings = _begin(flags, with_parent=with_parent)
+
+    from api.batch_worker import run_batch_worker
+    from api.errors import ApiConfigError
+    from console.daemons import batch_worker_config
+
+    try:
+        run_batch_worker(batch_worker_config(settings), is_burst=burst)
+    except ApiConfigError as error:
+        _fail(error, EXIT_CONFIG)
+
+
 @cli.command()
 @takes(configuration.FETCH)
 @click.option("--quiet", is_flag=True, help="Say nothing when the model is already there.")

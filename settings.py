@@ -27,8 +27,9 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 EngineName = Literal["mlx", "scripted"]
 
 UP, API, FORMER, WORKER, FETCH, KEY, LOOK = "up", "api", "former", "worker", "fetch", "key", "look"
+BATCH = "batch-worker"
 """Who takes an option; `up` takes those of the daemons too, `LOOK` are status, top and doctor."""
-DAEMONS = (API, FORMER, WORKER)
+DAEMONS = (API, FORMER, WORKER, BATCH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class Settings:
     allow_open: bool = option(False, "Serve beyond this machine without keys.", API)
     keep_alive_s: float = option(
         10.0, "Longest silence on a stream before a comment is sent.", API, minimum=0.1, maximum=15)
-    body_limit_bytes: int = option(10 << 20, "Largest request body.", API, minimum=1024, maximum=1 << 30)
+    body_limit_bytes: int = option(10 << 20, "Largest request body, and line of a batch.", API, BATCH, minimum=1024, maximum=1 << 30)
     default_timeout_s: float = option(
         3600.0, "Deadline of a request that names none.", API, minimum=1, maximum=7 * DAY_S)
     max_timeout_s: float = option(6 * 3600.0, "Latest deadline a request may name.", API, minimum=1, maximum=7 * DAY_S)
@@ -80,6 +81,18 @@ class Settings:
     drain_s: float = option(30.0, "How long open streams may go on after SIGTERM.", API, minimum=0, maximum=3600)
     registry_age_s: float = option(
         1.0, "How old the API's picture of models and lanes may be.", API, minimum=0, maximum=60)
+
+    file_store: str | None = option(
+        None, "Place for contents of files, a directory or a URL that fsspec reads; the data directory without one.",
+        API, BATCH)
+    file_limit_bytes: int = option(
+        200 << 20, "Largest file that can be uploaded.", API, minimum=1024, maximum=1 << 40)
+    batch_in_flight: int = option(
+        128, "Lines of a batch submitted at once.", BATCH, minimum=1, maximum=100_000)
+    batch_lines_max: int = option(50_000, "Most lines of a batch.", BATCH, minimum=1, maximum=100_000_000)
+    batch_lease_s: float = option(
+        30.0, "How long without a heartbeat before a batch is given to another batch worker.", BATCH,
+        minimum=2, maximum=3600)
 
     workers: int = option(1, "Worker processes.", UP, minimum=0, maximum=64)
     share: bool = option(False, "Let other machines join: the embedded broker also on TCP, with a password.", UP)
@@ -106,7 +119,7 @@ class Settings:
     grace_s: float = option(
         30.0, "How long rows may go on after SIGTERM before they are handed back.", WORKER, minimum=0, maximum=3600)
     lease_s: float = option(
-        5.0, "How long without a heartbeat before a daemon is taken for dead.", *DAEMONS, minimum=0.5, maximum=600)
+        5.0, "How long without a heartbeat before a daemon is taken for dead.", API, FORMER, WORKER, minimum=0.5, maximum=600)
     stall_s: float = option(
         120.0, "How long a step may take before a worker gives itself up.", WORKER, minimum=1, maximum=DAY_S)
     run_ahead_steps: int = option(

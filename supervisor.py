@@ -138,6 +138,11 @@ class Child:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
 
+    def kill_if_running(self) -> None:
+        # The process id of one that has ended may be another process's by now.
+        if self.process is not None and self.process.returncode is None:
+            self.kill()
+
     def count_death(self, status: int) -> None:
         """Note how it died.
 
@@ -183,7 +188,7 @@ class Supervisor:
         """Ask for the end; asking again hurries, asking a third time kills."""
         if self._hurrying.is_set():
             for child in self.children:
-                child.kill()
+                child.kill_if_running()
         if self._stopping.is_set():
             self._hurrying.set()
         self._stopping.set()

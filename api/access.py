@@ -2,6 +2,8 @@
 
     [keys.alice]
     hash = "sha256:9f86d0..."
+    requests_per_minute = 60      # both limits are optional
+    tokens_per_minute = 100000
 
 A key is 32 random bytes, so a plain hash suffices: there is nothing to guess. Without a keys file everybody may ask.
 """
@@ -14,25 +16,35 @@ import re
 import secrets
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from api.errors import ApiConfigError, InvalidKeyError
 from api.intake import Payer
+from broker.scripts import Quota
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 
 
-class KeyRing:
-    """The keys that may ask; an empty ring given None is open to everybody."""
+@dataclass(frozen=True, slots=True)
+class StoredKey:
+    """One key of the file."""
 
-    def __init__(self, hashes: Mapping[str, str] | None) -> None:
-        """`hashes` maps key ids to hashes as `hash_key` writes them; None: keys are off."""
-        self._hashes = hashes
+    hash: str
+    """As `hash_key` writes it."""
+    quota: Quota = Quota()
+
+
+class KeyRing:
+    """The keys that may ask, by id; a ring made of None is open to everybody."""
+
+    def __init__(self, keys: Mapping[str, StoredKey] | None) -> None:
+        self._keys = keys
 
     @property
     def is_open(self) -> bool:
-        return self._hashes is None
+        return self._keys is None
 
     def payer(self, authorization: str | None) -> Payer:
         """Who sent this Authorization header.
@@ -40,19 +52,19 @@ class KeyRing:
         Raises:
             InvalidKeyError: no key, or none of ours.
         """
-        if self._hashes is None:
+        if self._keys is None:
             return Payer()
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             raise InvalidKeyError("An API key is needed: send it as Authorization: Bearer KEY.")
         presented = hash_key(key.strip())
         found = None
-        for key_id, known in self._hashes.items():  # all of them, so that time tells nothing
-            if hmac.compare_digest(presented, known):
-                found = key_id
+        for key_id, known in self._keys.items():  # all of them, so that time tells nothing
+            if hmac.compare_digest(presented, known.hash):
+                found = Payer(key_id, known.quota)
         if found is None:
             raise InvalidKeyError("This API key is not known.")
-        return Payer(found)
+        return found
 
 
 def new_key() -> str:
@@ -79,14 +91,23 @@ def load_keys(path: Path | None) -> KeyRing:
         raise ApiConfigError(f"keys file {path}: {error}; allowed: a TOML file with [keys.NAME] tables") from error
     if not isinstance(tables, dict) or not tables:
         raise ApiConfigError(f"keys file {path}: it names no key; allowed: at least one [keys.NAME] table")
-    return KeyRing({name: _hash_of(path, name, table) for name, table in tables.items()})
+    return KeyRing(
+        {name: _stored_key(f"keys file {path}: [keys.{name}]", name, table) for name, table in tables.items()}
+    )
 
 
-def _hash_of(path: Path, name: str, table: object) -> str:
+def _stored_key(where: str, name: str, table: object) -> StoredKey:
     if not _NAME.fullmatch(name):
-        raise ApiConfigError(f"keys file {path}: name {name!r}; allowed: up to 64 letters, digits, _ and -")
-    if not isinstance(table, dict) or set(table) != {"hash"}:
-        raise ApiConfigError(f"keys file {path}: [keys.{name}]; allowed: hash, and nothing else")
+        raise ApiConfigError(f"{where}: the name {name!r}; allowed: up to 64 letters, digits, _ and -")
+    if not isinstance(table, dict) or not {"hash"} <= set(table) <= {"hash", *Quota._fields}:
+        raise ApiConfigError(f"{where}; allowed: hash, and maybe {' and '.join(Quota._fields)}")
     if not isinstance(table["hash"], str) or not _HASH.fullmatch(table["hash"]):
-        raise ApiConfigError(f"keys file {path}: [keys.{name}] hash; allowed: sha256: and 64 hexadecimal digits")
-    return table["hash"]
+        raise ApiConfigError(f"{where} hash; allowed: sha256: and 64 hexadecimal digits")
+    return StoredKey(table["hash"], Quota(**{field: _limit(where, field, table) for field in Quota._fields}))
+
+
+def _limit(where: str, field: str, table: Mapping[str, object]) -> int:
+    value = table.get(field, 0)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**53:
+        raise ApiConfigError(f"{where} {field} = {value!r}; allowed: a whole number from 1, or 0 for no limit")
+    return value

@@ -108,6 +108,8 @@ class Answer:
     def __init__(self, choices: Sequence[Choice], chores: Chores, meter: Meter) -> None:
         self._chores = chores
         self._meter = meter
+        self.accepted = choices[-1].handle.accepted
+        """What ACCEPT said last, after all choices of the call were counted."""
         self._items: asyncio.Queue[Item] = asyncio.Queue(AHEAD)
         self._open = {choice.index: choice for choice in choices}
         self._pumps = [asyncio.create_task(self._pump(choice), name="answer-pump") for choice in choices]
@@ -138,6 +140,11 @@ class Answer:
             self._chores.spawn(choice.handle.abandon(cause), name="abandon-request")
             self._meter.ended("left")
         self._open.clear()
+
+    def leave(self) -> None:
+        """Stop reading; the requests go on, and somebody else reads them. Instead of `release`."""
+        for pump in self._pumps:
+            pump.cancel()
 
     async def _pump(self, choice: Choice) -> None:
         try:

@@ -15,15 +15,18 @@ from litestar.types import Message, Scope
 
 from api.access import load_keys
 from api.backend import Backend, RedisBackend
+from api.batches import cancel_batch, create_batch, get_batch, list_batches
 from api.bundles import Bundles
 from api.config import ApiConfig
 from api.dependencies import DEPENDENCIES, HttpRequest
 from api.errors import ApiError, from_broker
+from api.files import create_file, delete_file, get_file, get_file_content, list_files
 from api.formats import error_body
 from api.generate import create_chat_completion, create_completion
 from api.info import get_health, get_metrics, get_model, list_models
 from api.metrics import Metrics
 from api.models import Catalog
+from api.offline import Offline
 from api.page import get_docs, get_openapi, get_page, get_static
 from api.services import Services
 from broker.client import Client
@@ -38,6 +41,15 @@ HANDLERS = [
     create_completion,
     list_models,
     get_model,
+    create_file,
+    list_files,
+    get_file,
+    get_file_content,
+    delete_file,
+    create_batch,
+    list_batches,
+    get_batch,
+    cancel_batch,
     get_health,
     get_metrics,
     get_page,
@@ -74,6 +86,7 @@ def create_app(config: ApiConfig, *, open_backend: OpenBackend = open_redis) -> 
             catalog=catalog,
             bundles=Bundles(backend.tokenizer_files),
             metrics=Metrics(lambda: catalog.last),
+            offline=Offline.over(config.redis_url, config.files_url) if config.files_url else None,
         )
         app.state.services = services
         try:
@@ -104,7 +117,7 @@ def answer_error(request: HttpRequest, error: Exception) -> Response[bytes]:
     """Any failure in OpenAI's shape."""
     answer = as_api_error(error)
     if answer.status >= 500 and not isinstance(error, ApiError | BrokerError):
-        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        logger.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
     return Response(error_body(answer), status_code=answer.status, media_type=MediaType.JSON, headers=answer.headers)
 
 

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from broker.client import Client
 from broker.registry import DaemonRecord, Load
+from broker.scripts import Accepted, Quota
 from broker.wire import Cause, Event, ModelCard, Request, Ticket
 
 
@@ -33,6 +34,9 @@ class Fleet:
 class Handle(Protocol):
     """One accepted request; see `broker.client.Handle`."""
 
+    @property
+    def accepted(self) -> Accepted: ...
+
     def events(self) -> AsyncIterator[Event]: ...
 
     async def abandon(self, cause: Cause = "client") -> None: ...
@@ -45,7 +49,7 @@ class Backend(Protocol):
     def is_connected(self) -> bool: ...
 
     async def submit(
-        self, request: Request, ticket: Ticket, *, seed: int | None, timeout_ms: int, retain_ms: int
+        self, request: Request, ticket: Ticket, *, seed: int | None, timeout_ms: int, retain_ms: int, quota: Quota
     ) -> Handle:
         """Raises: RefusedError, BrokerUnavailableError."""
 
@@ -69,9 +73,11 @@ class RedisBackend:
         return self._client.is_connected
 
     async def submit(
-        self, request: Request, ticket: Ticket, *, seed: int | None, timeout_ms: int, retain_ms: int
+        self, request: Request, ticket: Ticket, *, seed: int | None, timeout_ms: int, retain_ms: int, quota: Quota
     ) -> Handle:
-        return await self._client.submit(request, ticket, seed=seed, timeout_ms=timeout_ms, retain_ms=retain_ms)
+        return await self._client.submit(
+            request, ticket, seed=seed, timeout_ms=timeout_ms, retain_ms=retain_ms, quota=quota
+        )
 
     async def fleet(self) -> Fleet:
         registry = self._client.registry

@@ -24,6 +24,9 @@ class ApiConfig:
     keep_alive_s: float = 10.0
     """Longest silence on a stream before a comment is sent; at most 15."""
     body_limit_bytes: int = 10 * 1024 * 1024
+    files_url: str = ""
+    """Directory, or URL that fsspec reads, for the contents of files; empty: files and batches are off."""
+    file_limit_bytes: int = 200 * 1024 * 1024
     default_timeout_s: float = 3600.0
     """Deadline of a request that names none."""
     max_timeout_s: float = 6 * 3600.0

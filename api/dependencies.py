@@ -8,12 +8,15 @@ from litestar import Request
 from litestar.datastructures import State
 from litestar.di import NamedDependency, Provide
 
+from api.errors import ApiError
 from api.intake import Payer
+from api.offline import Offline
 from api.services import Services
 
 HttpRequest: TypeAlias = Request[Any, Any, Any]
 OurServices: TypeAlias = NamedDependency[Services]
 OurPayer: TypeAlias = NamedDependency[Payer]
+OurOffline: TypeAlias = NamedDependency[Offline]
 
 
 def provide_services(state: State) -> Services:
@@ -22,11 +25,30 @@ def provide_services(state: State) -> Services:
 
 
 def provide_payer(services: OurServices, request: HttpRequest) -> Payer:
-    """Raises: InvalidKeyError."""
-    return services.keys.payer(request.headers.get("authorization"))
+    """Raises: ApiError."""
+    return services.payer(
+        authorization=request.headers.get("authorization"), host=host_name(request.headers.get("host", ""))
+    )
+
+
+def host_name(header: str) -> str:
+    """The name in a Host header, without the port; clients older than the header mean this machine."""
+    name = header.strip()
+    if name.startswith("["):
+        return name[1:].partition("]")[0]
+    return name.partition(":")[0] or "localhost"
+
+
+def provide_offline(services: OurServices, payer: OurPayer) -> Offline:
+    """Raises: ApiError where this process was given no place for files. An unknown key hears of that first."""
+    if services.offline is None:
+        message = "Files and batches are off: this process was given no place for files."
+        raise ApiError(message, status=501, code="files_off")
+    return services.offline
 
 
 DEPENDENCIES = {
     "services": Provide(provide_services, sync_to_thread=False),
     "payer": Provide(provide_payer, sync_to_thread=False),
+    "offline": Provide(provide_offline, sync_to_thread=False),
 }

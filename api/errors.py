@@ -100,7 +100,10 @@ def from_broker(error: BrokerError) -> ApiError:
     """The answer to what the broker refused or could not do."""
     match error:
         case QuotaError():
-            headers = {} if error.retry_after_s is None else {"Retry-After": _whole_seconds(error.retry_after_s)}
+            if error.retry_after_s is None:
+                headers = {"x-should-retry": "false"}  # it would never fit; clients retry a 429 otherwise
+            else:
+                headers = {"Retry-After": _whole_seconds(error.retry_after_s)}
             return ApiError(str(error), status=429, kind="rate_limit_error", code=error.code, headers=headers)
         case QueueFullError():
             return BusyError(str(error), code=error.code, retry_after_s=error.retry_after_s or 1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Protocol
 
 import msgspec
@@ -24,6 +25,7 @@ from api.schemas import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
+    EngineUsage,
     ErrorBody,
     ErrorDetail,
     TopLogprob,
@@ -31,6 +33,7 @@ from api.schemas import (
     UsageDetails,
 )
 from api.text import TokenizerText
+from broker.wire import Stats
 
 DONE = b"data: [DONE]\n\n"
 
@@ -193,13 +196,24 @@ class CompletionFormat:
 def sum_usage(job: Job, ends: Sequence[End]) -> Usage:
     """Usage of a whole call; each prompt counts once, every completion in full."""
     completion = sum(end.completion_tokens for end in ends)
-    drafted = sum(sum(end.stats.drafted) for end in ends)
-    accepted = sum(sum(end.stats.accepted) for end in ends)
+    engine = _engine_usage([end.stats for end in ends])
+    drafted, accepted = sum(engine.drafted), sum(engine.accepted)
     return Usage(
         prompt_tokens=job.prompt_tokens,
         completion_tokens=completion,
         total_tokens=job.prompt_tokens + completion,
         completion_tokens_details=UsageDetails(accepted, drafted - accepted) if drafted else UNSET,
+        mtplx=engine if drafted else UNSET,
+    )
+
+
+def _engine_usage(stats: Sequence[Stats]) -> EngineUsage:
+    return EngineUsage(
+        cycles=sum(each.cycles for each in stats),
+        drafted=[sum(by_depth) for by_depth in zip_longest(*(each.drafted for each in stats), fillvalue=0)],
+        accepted=[sum(by_depth) for by_depth in zip_longest(*(each.accepted for each in stats), fillvalue=0)],
+        min_width=min((each.min_width for each in stats), default=0),
+        max_width=max((each.max_width for each in stats), default=0),
     )
 
 

@@ -9,12 +9,13 @@ from litestar.types import ASGIApp
 
 from api.answers import Answer
 from api.dependencies import HttpRequest, OurPayer, OurServices
-from api.errors import ApiError
+from api.errors import ApiError, BadRequestError
 from api.formats import ChatFormat, CompletionFormat, Format
-from api.intake import Job, chat_job, completion_job, parse
+from api.intake import Job, Payer, chat_job, completion_job, parse
 from api.responses import StreamedAnswer, WholeAnswer
 from api.schemas import GenerationRequest
 from api.services import CHAT_DECODER, COMPLETION_DECODER, TIMEOUT_HEADER, Services
+from broker.scripts import Accepted, Quota
 
 MAX_TOKENS_HEADER = "x-mtplx-max-tokens"
 
@@ -24,11 +25,11 @@ async def create_chat_completion(request: HttpRequest, services: OurServices, pa
     """Answer a conversation."""
     body = parse(await read_json(request), CHAT_DECODER)
     timeout_ms = services.timeout_ms(request.headers.get(TIMEOUT_HEADER))
-    route, bundle = await services.route(body)
-    job = await chat_job(body, route, bundle, payer)
-    answer = await services.accept(job, route, bundle, endpoint="chat", timeout_ms=timeout_ms)
-    style = ChatFormat(job, bundle.text, has_usage=wants_usage(body))
-    return respond(services, body, Accepted(job, answer, style))
+    way = await services.way(body)
+    job = await chat_job(body, way.route, way.bundle, payer)
+    answer = await services.accept(job, way, payer=payer, endpoint="chat", timeout_ms=timeout_ms)
+    style = ChatFormat(job, way.bundle.text, has_usage=wants_usage(body))
+    return respond(services, body, AcceptedCall(job, payer, answer, style))
 
 
 @post("/v1/completions", status_code=200)
@@ -36,26 +37,27 @@ async def create_completion(request: HttpRequest, services: OurServices, payer: 
     """Continue a text."""
     body = parse(await read_json(request), COMPLETION_DECODER)
     timeout_ms = services.timeout_ms(request.headers.get(TIMEOUT_HEADER))
-    route, bundle = await services.route(body)
-    job = await completion_job(body, route, bundle, payer)
-    answer = await services.accept(job, route, bundle, endpoint="completions", timeout_ms=timeout_ms)
-    style = CompletionFormat(job, bundle.text, has_usage=wants_usage(body))
-    return respond(services, body, Accepted(job, answer, style))
+    way = await services.way(body)
+    job = await completion_job(body, way.route, way.bundle, payer)
+    answer = await services.accept(job, way, payer=payer, endpoint="completions", timeout_ms=timeout_ms)
+    style = CompletionFormat(job, way.bundle.text, has_usage=wants_usage(body))
+    return respond(services, body, AcceptedCall(job, payer, answer, style))
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
+class AcceptedCall:
     """A call the queue has taken, and how its answer looks."""
 
     job: Job
+    payer: Payer
     answer: Answer
     style: Format
 
 
-def respond(services: Services, body: GenerationRequest, accepted: Accepted) -> ASGIApp:
+def respond(services: Services, body: GenerationRequest, accepted: AcceptedCall) -> ASGIApp:
     """The answer as it was asked for, streamed or whole. From here on the response owns it."""
     job, answer, style = accepted.job, accepted.answer, accepted.style
-    headers = {"x-request-id": job.id}
+    headers = {"x-request-id": job.id, **quota_headers(accepted.payer.quota, answer.accepted)}
     if job.clamped_max_tokens is not None:
         headers[MAX_TOKENS_HEADER] = str(job.clamped_max_tokens)
     if not body.stream:
@@ -70,13 +72,27 @@ def respond(services: Services, body: GenerationRequest, accepted: Accepted) -> 
     )
 
 
+def quota_headers(quota: Quota, accepted: Accepted) -> dict[str, str]:
+    """OpenAI's headers about what a key may still have."""
+    headers = {}
+    for name, limit, left in (
+        ("requests", quota.requests_per_minute, accepted.requests_left),
+        ("tokens", quota.tokens_per_minute, accepted.tokens_left),
+    ):
+        if limit and left is not None:
+            headers[f"x-ratelimit-limit-{name}"] = str(limit)
+            headers[f"x-ratelimit-remaining-{name}"] = str(max(0, left))
+            headers[f"x-ratelimit-reset-{name}"] = f"{60 * (1 - max(0, left) / limit):.3f}s"
+    return headers
+
+
 def wants_usage(body: GenerationRequest) -> bool:
     """Whether a stream ends with a usage chunk."""
     return bool(body.stream_options and body.stream_options.include_usage)
 
 
 async def read_json(request: HttpRequest) -> bytes:
-    """The raw body.
+    """The raw body of a request that asks for nothing else in its headers.
 
     Raises:
         ApiError: it is declared to be something other than JSON. A web page of another origin may post plain text
@@ -85,4 +101,6 @@ async def read_json(request: HttpRequest) -> bytes:
     declared = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if declared != "application/json":
         raise ApiError(f"Content-Type {declared!r}: send application/json.", status=415, kind="invalid_request_error")
+    if "idempotency-key" in request.headers:
+        raise BadRequestError("Idempotency-Key is not built yet.", param="Idempotency-Key", code="not_built")
     return await request.body()

@@ -40,10 +40,18 @@ class LaneHealth(Struct, frozen=True):
     workers: list[WorkerHealth]
 
 
+class FormerHealth(Struct, frozen=True):
+    id: str
+    working: bool
+    """The others stand by."""
+    snapshot: Mapping[str, Any]
+
+
 class Health(Struct, frozen=True):
     status: Word
     reason: str
     lanes: list[LaneHealth]
+    formers: list[FormerHealth]
     queue: Mapping[str, int]
     """Requests accepted and not yet ended, by priority."""
     queue_tokens: Mapping[str, int]
@@ -63,15 +71,16 @@ async def take_health(catalog: Catalog, *, is_draining: bool, is_connected: bool
         fleet, reason = catalog.last, str(error)
     if not reason and not is_connected:
         reason = "the reply subscription is down"
-    word, why = ("stalled" if reason else "healthy"), reason  # type: tuple[Word, str]
+    word: Word = "stalled"
     if is_draining:
-        word, why = "draining", "this process is stopping"
+        word, reason = "draining", "this process is stopping"
     elif not reason:
-        word, why = judge(fleet, catalog.stalled)
+        word, reason = judge(fleet, catalog.stalled)
     return Health(
         status=word,
-        reason=why,
+        reason=reason,
         lanes=lanes(fleet),
+        formers=formers(fleet),
         queue=fleet.load.requests,
         queue_tokens=fleet.load.tokens,
         open_requests=open_requests,
@@ -97,6 +106,12 @@ def lanes(fleet: Fleet) -> list[LaneHealth]:
         assert worker.lane is not None
         by_lane.setdefault(worker.lane.fingerprint, []).append(worker)
     return [_lane(name, workers) for name, workers in sorted(by_lane.items())]
+
+
+def formers(fleet: Fleet) -> list[FormerHealth]:
+    """Who forms cohorts, and what it counts."""
+    alive = [daemon for daemon in fleet.daemons if daemon.kind == "former" and not daemon.is_dead]
+    return [FormerHealth(each.id, each.fields.get("working") == "1", snapshot_of(each)) for each in alive]
 
 
 def _lane(name: str, workers: list[DaemonRecord]) -> LaneHealth:

@@ -17,13 +17,14 @@ from api.chat import RESERVED, TemplateError
 from api.errors import BadRequestError, ContextLengthError
 from api.models import Route
 from api.schemas import UNSUPPORTED, ChatRequest, CompletionRequest, GenerationRequest, Message
+from broker.scripts import Quota
 from broker.wire import Priority, Request, Sampling, Ticket, new_id, pack_tokens
 
 LONG_TEXT = 20_000
 """Characters from which tokenising would hold up the event loop."""
 MAX_CHOICES = 128
 
-Body = TypeVar("Body", bound=GenerationRequest)
+Body = TypeVar("Body", bound=msgspec.Struct)
 
 _UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
 _MISSING_FIELD = re.compile(r"missing required field `([^`]*)`")
@@ -32,9 +33,11 @@ _PATH = re.compile(r" - at `\$\.?([^`]*)`")
 
 @dataclass(frozen=True, slots=True)
 class Payer:
-    """Who asks: the id of the API key, empty when keys are off."""
+    """Who asks, and what they may have."""
 
     key_id: str = ""
+    """Empty when keys are off."""
+    quota: Quota = Quota()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from api.backend import Backend, Fleet
 from api.errors import BadRequestError, BusyError, ModelNotFoundError
 from api.schemas import Model
+from broker.errors import BrokerUnavailableError
 from broker.liveness import Watcher
 from broker.registry import DaemonRecord
 from broker.wire import ModelCard
 
 DEFAULT_PROFILE = "balanced"
+PATIENCE_S = 1.0
+"""How long anybody waits for a picture of the registry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class Catalog:
         self._stalls = Watcher(stall_s / 2)
         self.stalled: frozenset[str] = frozenset()
         """Workers seen with active rows and without progress for too long."""
-        self._lock = asyncio.Lock()
+        self._refresh: asyncio.Task[Fleet] | None = None
 
     @property
     def last(self) -> Fleet:
@@ -55,17 +58,29 @@ class Catalog:
         return self._fleet
 
     async def fleet(self, *, max_age_s: float | None = None) -> Fleet:
-        """Raises: BrokerUnavailableError."""
+        """Raises: BrokerUnavailableError, also when Redis keeps silent."""
         age_s = self._age_s if max_age_s is None else max_age_s
-        asked = self._clock()
-        if asked - self._taken <= age_s:
+        if self._clock() - self._taken <= age_s:
             return self._fleet
-        async with self._lock:
-            if self._taken < asked - age_s:
-                fleet = await self._backend.fleet()
-                self._fleet, self._taken = fleet, self._clock()
-                self._watch(fleet)
-            return self._fleet
+        if self._refresh is None or self._refresh.done():
+            self._refresh = asyncio.create_task(self._take(), name="registry-picture")
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                return await asyncio.shield(self._refresh)  # others may wait for the same picture
+        except TimeoutError as error:
+            raise BrokerUnavailableError("Redis does not answer") from error
+
+    async def close(self) -> None:
+        """Wait for a picture that is being taken."""
+        if self._refresh is not None:
+            await asyncio.wait({self._refresh})
+
+    async def _take(self) -> Fleet:
+        self._fleet = await self._backend.fleet()
+        self._taken = self._clock()
+        progress = {worker.id: worker.progress for worker in self._fleet.workers if worker.active_rows}
+        self.stalled = self._stalls.observe(progress, now_s=self._taken, connection=None)
+        return self._fleet
 
     async def route(self, name: str, profile: str | None) -> Route:
         """Raises: ModelNotFoundError, BusyError, BadRequestError, BrokerUnavailableError."""
@@ -86,10 +101,6 @@ class Catalog:
             return True
         seen_ms = fleet.last_seen_ms.get(card.model)
         return seen_ms is not None and fleet.now_ms - seen_ms <= self._grace_ms
-
-    def _watch(self, fleet: Fleet) -> None:
-        progress = {worker.id: worker.progress for worker in fleet.workers if worker.active_rows}
-        self.stalled = self._stalls.observe(progress, now_s=self._taken, connection=None)
 
     async def models(self) -> list[Model]:
         """One entry a name, the ones that may be asked for now first. Raises: BrokerUnavailableError."""

@@ -136,6 +136,7 @@ class Usage(Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     completion_tokens_details: UsageDetails | UnsetType = UNSET
+    mtplx: EngineUsage | UnsetType = UNSET
 
 
 class UsageDetails(Struct, frozen=True):
@@ -143,6 +144,18 @@ class UsageDetails(Struct, frozen=True):
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
+
+
+class EngineUsage(Struct, frozen=True):
+    """What the engine did for a call; absent where it drafts nothing."""
+
+    cycles: int
+    drafted: list[int]
+    """Drafts at depth 1, 2, ..."""
+    accepted: list[int]
+    min_width: int
+    """Fewest rows that shared a cycle with it, itself included."""
+    max_width: int
 
 
 class TopLogprob(Struct, frozen=True):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -10,19 +12,29 @@ from api.access import KeyRing
 from api.answers import Answer, Choice, Chores
 from api.backend import Backend, Handle
 from api.bundles import Bundle, Bundles
-from api.config import ApiConfig
-from api.errors import BadRequestError, from_broker
-from api.intake import Job
+from api.config import ApiConfig, is_loopback
+from api.errors import ApiError, BadRequestError, from_broker
+from api.intake import Job, Payer, Work
 from api.metrics import Metrics
 from api.models import Catalog, Route
+from api.offline import Offline
 from api.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from api.text import TextRules
-from broker.errors import BrokerError
+from broker.errors import BrokerUnavailableError
 
 CHAT_DECODER = msgspec.json.Decoder(ChatRequest)
 COMPLETION_DECODER = msgspec.json.Decoder(CompletionRequest)
 
 TIMEOUT_HEADER = "x-mtplx-timeout-ms"
+ACCEPT_PATIENCE_S = 5.0
+"""How long a call waits for the queue to take it."""
+
+
+class Way(NamedTuple):
+    """Where a request goes, and how its text is read."""
+
+    route: Route
+    bundle: Bundle
 
 
 @dataclass(slots=True)
@@ -35,32 +47,51 @@ class Services:
     catalog: Catalog
     bundles: Bundles
     metrics: Metrics
+    offline: Offline | None = None
+    """Files and batches; None where they are off."""
     chores: Chores = field(default_factory=Chores)
     is_draining: bool = False
 
-    async def route(self, body: GenerationRequest) -> tuple[Route, Bundle]:
-        """Where the request goes and how its text is read. Raises: ApiError, BrokerError."""
-        route = await self.catalog.route(body.model, body.numerics_profile)
-        return route, await self.bundles.get(route.card.tokenizer)
+    def payer(self, *, authorization: str | None, host: str) -> Payer:
+        """Who asks.
 
-    async def accept(self, job: Job, route: Route, bundle: Bundle, *, endpoint: str, timeout_ms: int) -> Answer:
-        """Submit all requests of a call, or none. Raises: ApiError."""
+        A server without keys trusts whoever sits at this machine; a web page whose name was made to point here is
+        somebody else, and its requests carry that name.
+
+        Raises:
+            ApiError: no key of ours, or a name that is not this machine's.
+        """
+        config = self.config
+        if self.keys.is_open and not config.allow_open and is_loopback(config.host) and not is_loopback(host):
+            raise ApiError(
+                f"Host {host!r}: without keys this server answers to loopback names only; "
+                "use keys, or serve openly (--allow-open).",
+                status=403,
+                kind="invalid_request_error",
+                code="host_not_allowed",
+            )
+        return self.keys.payer(authorization)
+
+    async def way(self, body: GenerationRequest) -> Way:
+        """Where the request goes and how its text is read. Raises: ApiError, BrokerError."""
+        if not self.backend.is_connected:
+            raise BrokerUnavailableError("the reply subscription is down")
+        route = await self.catalog.route(body.model, body.numerics_profile)
+        return Way(route, await self.bundles.get(route.card.tokenizer))
+
+    async def accept(self, job: Job, way: Way, *, payer: Payer, endpoint: str, timeout_ms: int) -> Answer:
+        """Submit all requests of a call, or none. Raises: ApiError, BrokerError."""
         choices: list[Choice] = []
         try:
-            for index, work in enumerate(job.works):
-                handle = await self.backend.submit(
-                    work.request,
-                    work.ticket,
-                    seed=work.seed,
-                    timeout_ms=timeout_ms,
-                    retain_ms=int(self.config.retention_s * 1000),
-                )
-                choices.append(self._choice(index, handle, job, route, bundle))
+            async with asyncio.timeout(ACCEPT_PATIENCE_S):
+                for index, work in enumerate(job.works):
+                    handle = await self._submit(work, payer, timeout_ms)
+                    choices.append(self._choice(index, handle, job, way))
         except BaseException as error:
             for choice in choices:
                 self.chores.spawn(choice.handle.abandon("client"), name="abandon-request")
-            if isinstance(error, BrokerError):
-                raise from_broker(error) from error
+            if isinstance(error, TimeoutError):
+                raise from_broker(BrokerUnavailableError("Redis does not answer")) from error
             raise
         meter = self.metrics.call(endpoint, requests=len(choices), prompt_tokens=job.prompt_tokens)
         return Answer(choices, self.chores, meter)
@@ -76,13 +107,24 @@ class Services:
 
     async def close(self) -> None:
         await self.chores.finish()
+        await self.catalog.close()
         await self.backend.close()
 
-    def _choice(self, index: int, handle: Handle, job: Job, route: Route, bundle: Bundle) -> Choice:
+    async def _submit(self, work: Work, payer: Payer, timeout_ms: int) -> Handle:
+        return await self.backend.submit(
+            work.request,
+            work.ticket,
+            seed=work.seed,
+            timeout_ms=timeout_ms,
+            retain_ms=int(self.config.retention_s * 1000),
+            quota=payer.quota,
+        )
+
+    def _choice(self, index: int, handle: Handle, job: Job, way: Way) -> Choice:
         request = job.works[index].request
         rules = TextRules(
             stops=request.stop,
-            hidden=frozenset() if request.ignore_eos else frozenset(route.card.eos_token_ids),
+            hidden=frozenset() if request.ignore_eos else frozenset(way.route.card.eos_token_ids),
             tracks_tokens=job.has_logprobs,
         )
-        return Choice(index, handle, bundle.text.stream(rules), has_logprobs=job.has_logprobs)
+        return Choice(index, handle, way.bundle.text.stream(rules), has_logprobs=job.has_logprobs)

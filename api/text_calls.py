@@ -5,7 +5,8 @@ Also the note from which another program, later, reads the same call.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -13,13 +14,13 @@ import msgspec
 from msgspec import structs
 
 from api.answers import Answer, Choice, Chores, Delta, Fault
-from api.backend import Handle
 from api.bundles import Bundle
 from api.collect import collect
 from api.formats import ChatFormat, CompletionFormat, Format, sum_usage
 from api.intake import Job, Work
 from api.schemas import Chat, Completion, Usage
 from api.text import TextRules
+from broker.client import Handle
 from broker.errors import WireError
 from broker.wire import Cause, Request, Ticket
 
@@ -94,8 +95,8 @@ class TextCall:
             ApiError: it failed.
         """
         job = self._reading.job
-        answer = self._answer()
-        choices = await collect(answer, len(job.works))
+        with self._reading_answer() as answer:
+            choices = await collect(answer, len(job.works))
         usage = sum_usage(job, [choice.end for choice in choices if choice.end is not None])
         return Whole(self._reading.style.whole(choices, usage), usage, [choice.reason for choice in choices])
 
@@ -108,23 +109,30 @@ class TextCall:
 
     async def stream(self) -> AsyncIterator[TextDelta]:
         """The text as it comes. Raises: ApiError."""
-        answer = self._answer()
-        while not answer.is_over:
-            for item in await answer.next_items():
-                match item:
-                    case Delta() if item.text:
-                        yield TextDelta(item.choice, item.text)
-                    case Fault(error):
-                        raise error
+        with self._reading_answer() as answer:
+            while not answer.is_over:
+                for item in await answer.next_items():
+                    match item:
+                        case Delta() if item.text:
+                            yield TextDelta(item.choice, item.text)
+                        case Fault(error):
+                            raise error
 
     async def cancel(self, cause: Cause = "client") -> None:
         """Ask for the end of all its requests, wherever they are."""
         for handle in self._handles:
             await handle.abandon(cause)
 
-    def _answer(self) -> Answer:
+    @contextlib.contextmanager
+    def _reading_answer(self) -> Iterator[Answer]:
         choices = [self._reading.choice(index, handle) for index, handle in enumerate(self._handles)]
-        return Answer(choices, self._chores, _NoMeter())
+        answer = Answer(choices, self._chores, _NoMeter())
+        try:
+            yield answer
+        finally:
+            answer.leave()
+            for handle in self._handles:
+                handle.leave()
 
 
 class _NoMeter:

@@ -53,6 +53,8 @@ class Terms:
     """Its id, where the caller must know it beforehand; the same id and body is accepted once."""
     key_id: str = ""
     """Id of the API key that pays, for fairness between them."""
+    is_noted: bool = True
+    """Whether it can be fetched by its id alone, see `TextClient.fetch`."""
 
 
 OFFLINE = Terms()
@@ -92,7 +94,7 @@ class TextClient:
         return await self.submit("/v1/chat/completions", body, terms)
 
     async def complete(
-        self, prompt: str | Sequence[int], *, model: str, terms: Terms = OFFLINE, **fields: Any
+        self, prompt: str | Sequence[str] | Sequence[int], *, model: str, terms: Terms = OFFLINE, **fields: Any
     ) -> TextCall:
         """Queue a text to go on with; `fields` are those of POST /v1/completions. Raises: as `submit`."""
         body = msgspec.json.encode({"model": model, "prompt": prompt, **fields})
@@ -112,11 +114,22 @@ class TextClient:
             for index, work in enumerate(reading.job.works):
                 handles.append(await self._accept(work, index, terms))
             reading = reading.accepted_as([handle.request_id for handle in handles])
-            await write_note(self.client, reading.job.id, note_of(reading, tokenizer), ttl_ms=_note_ttl_ms(terms))
+            if terms.is_noted:
+                await write_note(self.client, reading.job.id, note_of(reading, tokenizer), ttl_ms=_note_ttl_ms(terms))
         except BaseException:
             for handle in handles:
                 self._chores.spawn(handle.abandon("client"), name="abandon-request")
             raise
+        return TextCall(reading, handles, self._chores)
+
+    async def join(self, endpoint: Endpoint, body: bytes, terms: Terms) -> TextCall:
+        """Read the call that has `terms.call_id`, which was submitted with this body or one that means the same.
+
+        Raises: as `submit`.
+        """
+        reading, _ = await self._prepare(endpoint, body, terms)
+        works, has_logprobs = reading.job.works, reading.job.has_logprobs
+        handles = [self.client.attach(work.request.id, has_logprobs=has_logprobs) for work in works]
         return TextCall(reading, handles, self._chores)
 
     async def fetch(self, call_id: str) -> TextCall:

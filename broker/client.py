@@ -293,6 +293,10 @@ class Handle:
         """The reader has left: cancel wherever the request is, and forget it."""
         await self._client.abandon(self.request_id, cause)
 
+    def leave(self) -> None:
+        """The reader has left, and the request goes on."""
+        self._client.forget(self.request_id)
+
     @property
     def request_id(self) -> str:
         return self.accepted.request_id

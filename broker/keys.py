@@ -33,6 +33,13 @@ DEAD_LETTERS = f"{TAG}:dead"
 """Stream of requests given up on and of entries nobody can read; trimmed to a bound."""
 FORMER_LEASE = f"{TAG}:former_lease"
 
+OPEN_BATCHES = f"{TAG}:batches_open"
+"""Set of the ids of all batches that have not ended."""
+FILE_ENDS = f"{TAG}:file_ends"
+"""Sorted set: file id to the second when it expires; its content must be removed then, long after its record went."""
+FOREIGN = "rq:*"
+"""RQ's own keys: its registries and queues are without a TTL by design, its jobs and workers expire."""
+
 CONTROL = f"{TAG}:control"
 """Channel: wakes workers to look at cancellations."""
 WAKE = f"{TAG}:wake"
@@ -50,6 +57,9 @@ PERMANENT = (
     MODELS,
     LAST_SEEN,
     DEAD_LETTERS,
+    OPEN_BATCHES,
+    FILE_ENDS,
+    FOREIGN,
 )
 
 
@@ -106,6 +116,31 @@ def idempotency(key_id: str, digest: str) -> str:
 def note(call_id: str) -> str:
     """String: what whoever submitted a call wrote down in order to read its answer later; the broker reads none."""
     return f"{TAG}:note:{call_id}"
+
+
+def batch(batch_id: str) -> str:
+    """Hash: everything known about a batch, its progress included."""
+    return f"{TAG}:batch:{batch_id}"
+
+
+def batch_lease(batch_id: str) -> str:
+    """String: the runner that works on a batch now."""
+    return f"{TAG}:batch_lease:{batch_id}"
+
+
+def batches(key_id: str) -> str:
+    """Sorted set: the batches of an API key by their creation; lives as long as the last of them."""
+    return f"{TAG}:batches:{key_id}"
+
+
+def file(file_id: str) -> str:
+    """String: what is known about a file; its content lies elsewhere."""
+    return f"{TAG}:file:{file_id}"
+
+
+def files(key_id: str) -> str:
+    """Sorted set: the files of an API key by their creation; lives as long as the last of them."""
+    return f"{TAG}:files:{key_id}"
 
 
 def listening(api_id: str) -> str:

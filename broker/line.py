@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from broker import keys
 from broker.connection import translated
 from broker.errors import WireError
-from broker.policy import Waiting
+from broker.rooms import Waiting
 from broker.wire import WIRE_VERSION, Ticket, decode_ticket
 
 STREAMS = (keys.WAIT_RETURNED, keys.WAIT_INTERACTIVE, keys.WAIT_OFFLINE)
@@ -164,6 +164,10 @@ class Line:
         self._entries[key] = entry
         self._by_request.setdefault(entry.request_id, []).append(key)
         heapq.heappush(self._deadlines, (entry.deadline_ms, key))
+        if len(self._deadlines) > 2 * len(self._entries) + self._page:
+            # Most requests are formed long before their deadline, and must not be remembered until then.
+            self._deadlines = [(each.deadline_ms, each.key) for each in self._entries.values()]
+            heapq.heapify(self._deadlines)
 
     def _forget(self, key: EntryKey) -> None:
         self.unreadable.pop(key, None)

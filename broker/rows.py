@@ -9,8 +9,8 @@ from redis.asyncio import Redis
 
 from broker import keys
 from broker.connection import translated
-from broker.policy import WorkerView
 from broker.registry import DaemonRecord
+from broker.rooms import WorkerView
 from broker.wire import Seat
 
 

@@ -11,10 +11,11 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from console.options import ConfigError
-from console.whereabouts import redis_url_of
+from console.whereabouts import files_url_of, redis_url_of
 from settings import Settings, options
 
 if TYPE_CHECKING:
+    from api.batch_worker import BatchWorkerConfig
     from api.config import ApiConfig
     from broker.former import FormerConfig
     from workers.config import ScriptConfig, WorkerConfig
@@ -24,7 +25,16 @@ def api_config(settings: Settings) -> ApiConfig:
     """Raises: ConfigError, ApiConfigError."""
     from api.config import ApiConfig
 
-    return ApiConfig(redis_url=redis_url_of(settings), **_shared_fields(ApiConfig, settings))
+    shared = _shared_fields(ApiConfig, settings)
+    return ApiConfig(redis_url=redis_url_of(settings), files_url=files_url_of(settings), **shared)
+
+
+def batch_worker_config(settings: Settings) -> BatchWorkerConfig:
+    """Raises: ConfigError."""
+    from api.batch_worker import BatchWorkerConfig
+
+    shared = _shared_fields(BatchWorkerConfig, settings)
+    return BatchWorkerConfig(redis_url=redis_url_of(settings), files_url=files_url_of(settings), **shared)
 
 
 def former_config(settings: Settings) -> FormerConfig:

@@ -16,8 +16,10 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mtplx_core.fetch import default_cache_dir, default_model_dir
+from console.fetch import cache_dir_of
+from mtplx_core.fetch import default_model_dir
 from mtplx_core.forge.recipe import Recipe
+from settings import load
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -155,8 +157,9 @@ def _load(model: str | None) -> LoadedModel:
     load_blas()
     from mtplx_core.loader import load_model
 
-    cache_dir = default_cache_dir(os.environ)
-    return load_model(model or default_model_dir(cache_dir), cache_dir=cache_dir)
+    settings = load({}, environ=os.environ, directory=Path.cwd())
+    cache_dir = cache_dir_of(settings, os.environ)
+    return load_model(model or settings.model or default_model_dir(cache_dir), cache_dir=cache_dir)
 
 
 def _answer(loaded: LoadedModel, prompts: Sequence[Prompt], folder: Path, *, max_tokens: int, rows: int) -> None:

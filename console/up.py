@@ -112,7 +112,7 @@ def _daemon_specs(settings: Settings, environ: Mapping[str, str]) -> list[ChildS
             environ=inherited,
             stop_within_s=give_s.get(name, 0.0) + STOP_MARGIN_S,
         )
-        for name in ("former", *workers, "api")
+        for name in ("former", *workers, "batch-worker", "api")
     ]
 
 

@@ -30,6 +30,11 @@ def redis_url_of(settings: Settings) -> str:
     return runtime.redis_url
 
 
+def files_url_of(settings: Settings) -> str:
+    """Where contents of files lie: the place that was named, or the data directory."""
+    return settings.file_store or str(layout_of(settings).data_dir / "files")
+
+
 def api_url_of(settings: Settings) -> str:
     """Where a person on this machine reaches the API."""
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)

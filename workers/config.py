@@ -45,6 +45,8 @@ class WorkerConfig:
     prefill_chunk_tokens: int = 512
     depth: int = 1
     """Most tokens drafted per row and cycle, for the mode `mtp_batch` only."""
+    head: Path | None = None
+    """Folder of a head that drafts, for the mode `mtp_batch` only; without one it drafts from the row's own text."""
     token_budget: int = 0
     """Cache slots of all rows together; 0: derived from `memory_bytes`."""
     memory_bytes: int = 0

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mtplx_core.engine import Engine
+from mtplx_core.engine import Engine, SchedulerMode
 from mtplx_core.errors import ModelLoadError
 from mtplx_core.fetch import DEFAULT_MODEL, default_model_dir, is_fetched
 from workers.config import WorkerConfig
@@ -44,10 +44,19 @@ class MlxLane:
 
     def build(self) -> Engine:
         from mtplx_core.build import build_engine
+        from mtplx_core.mtp_lane import load_head
 
         assert self._loaded is not None, "describe() comes first"
         config = self._config
-        return build_engine(config.mode, self._loaded, geometry=config.geometry, profile=config.profile)
+        folder = config.head if config.mode is SchedulerMode.MTP_BATCH else None
+        return build_engine(
+            config.mode,
+            self._loaded,
+            geometry=config.geometry,
+            profile=config.profile,
+            head=None if folder is None else load_head(folder, self._loaded),
+            probe_dir=None if config.cache_dir is None else config.cache_dir / "probes",
+        )
 
     def release(self) -> None:
         if "mlx.core" not in sys.modules:

@@ -20,7 +20,7 @@ async function fetchHealth() {
   try {
     return await (await fetch("/health")).json(); // also a 503 has a body
   } catch {
-    return { status: "unreachable", reason: "the server does not answer", lanes: [], queue: {}, open_requests: 0 };
+    return { status: "unreachable", reason: "the server does not answer", lanes: [], formers: [], queue: {} };
   }
 }
 
@@ -29,9 +29,14 @@ function showHealth(byId, health) {
   badge.textContent = health.status;
   badge.title = health.reason;
   badge.className = `badge ${health.status}`;
-  byId("queue-interactive").textContent = health.queue.interactive ?? 0;
-  byId("queue-offline").textContent = health.queue.offline ?? 0;
-  byId("open").textContent = health.open_requests;
+  const workers = health.lanes.flatMap((lane) => lane.workers);
+  const running = workers.reduce((sum, worker) => sum + worker.rows_active, 0);
+  const offline = health.queue.offline ?? 0;
+  const accepted = (health.queue.interactive ?? 0) + offline;
+  byId("waiting").textContent = Math.max(0, accepted - running); // the two are counted a moment apart
+  byId("running").textContent = running;
+  byId("offline").textContent = offline;
+  byId("formers").textContent = health.formers.filter((former) => former.working).map(formerFacts).join(" · ");
   byId("lanes").replaceChildren(...health.lanes.map(laneView));
 }
 
@@ -65,6 +70,8 @@ function snapshotFacts(snapshot) {
   const text = ([name, value]) => `${name.replaceAll("_", " ")} ${shorten(value)}`;
   return plain.map(text).join(" · ");
 }
+
+const formerFacts = (former) => snapshotFacts(former.snapshot) || `formed by ${former.id}`;
 
 const shorten = (value) => (Number.isFinite(value) && !Number.isInteger(value) ? value.toPrecision(3) : value);
 

@@ -17,6 +17,7 @@ from openai import AsyncOpenAI
 from api.app import create_app
 from api.backend import Backend, Fleet
 from api.config import ApiConfig
+from broker.scripts import Quota
 from broker.wire import Request, Ticket
 from tests.api.fake import FakeBackend, FakeHandle
 
@@ -64,9 +65,11 @@ class _Stage:
         return self.current.is_connected
 
     async def submit(
-        self, request: Request, ticket: Ticket, *, seed: int | None, timeout_ms: int, retain_ms: int
+        self, request: Request, ticket: Ticket, *, seed: int | None, timeout_ms: int, retain_ms: int, quota: Quota
     ) -> FakeHandle:
-        return await self.current.submit(request, ticket, seed=seed, timeout_ms=timeout_ms, retain_ms=retain_ms)
+        return await self.current.submit(
+            request, ticket, seed=seed, timeout_ms=timeout_ms, retain_ms=retain_ms, quota=quota
+        )
 
     async def fleet(self) -> Fleet:
         return await self.current.fleet()

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from api.backend import Fleet
 from broker.errors import BrokerError
 from broker.registry import DaemonRecord, Load
+from broker.scripts import Accepted, Quota
 from broker.stops import StopMatcher
 from broker.vocabulary import byte_table, text_of
 from broker.wire import (
@@ -25,6 +26,7 @@ from broker.wire import (
     ModelCard,
     Progress,
     Request,
+    Stats,
     Ticket,
     Tokens,
     pack_tokens,
@@ -81,6 +83,7 @@ class Script:
     reason: str | None = None
     """Finish reason forced on the end."""
     prefill: Sequence[int] = ()
+    stats: Stats = Stats()
     hangs: bool = False
     """After the text nothing more comes until the request is abandoned."""
 
@@ -88,7 +91,8 @@ class Script:
 class FakeHandle:
     """One request of the fake queue."""
 
-    def __init__(self, backend: FakeBackend, request: Request, script: Script) -> None:
+    def __init__(self, backend: FakeBackend, request: Request, script: Script, accepted: Accepted) -> None:
+        self.accepted = accepted
         self._backend = backend
         self._request = request
         self._script = script
@@ -123,6 +127,8 @@ class FakeBackend:
     picture: Fleet = field(default_factory=lambda: fleet())
     files: dict[str, bytes] = field(default_factory=tokenizer_files)
     fetched: int = 0
+    left: tuple[int | None, int | None] = (59, 900)
+    """Requests and tokens left to every key with a quota."""
     is_connected: bool = True
     is_closed: bool = False
     gate: asyncio.Event = field(default_factory=asyncio.Event)
@@ -136,13 +142,14 @@ class FakeBackend:
         return [request for request, _, _, _ in self.submitted]
 
     async def submit(
-        self, request: Request, ticket: Ticket, *, seed: int | None, timeout_ms: int, retain_ms: int
+        self, request: Request, ticket: Ticket, *, seed: int | None, timeout_ms: int, retain_ms: int, quota: Quota
     ) -> FakeHandle:
         if self.refusal is not None and len(self.submitted) >= self.refuse_after:
             raise self.refusal
         self.submitted.append((request, ticket, seed, timeout_ms))
         self.running.add(request.id)
-        return FakeHandle(self, request, self.script(request))
+        left = self.left if any(quota) else (None, None)
+        return FakeHandle(self, request, self.script(request), Accepted(1, True, request.id, *left))
 
     async def fleet(self) -> Fleet:
         if self.fleet_error is not None:
@@ -226,5 +233,6 @@ def scripted(request: Request, script: Script) -> list[Event]:
         events.append(script.failure)
     elif not script.hangs:
         final = script.reason or reason
-        events.append(Finished(request.id, final, len(kept), -1 if end is None else end))  # type: ignore[arg-type]
+        text_end = -1 if end is None else end
+        events.append(Finished(request.id, final, len(kept), text_end, stats=script.stats))  # type: ignore[arg-type]
     return events

@@ -50,7 +50,10 @@ def test_new_keys_differ_and_are_not_stored_as_they_are() -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "keys = 3", "[keys]", "[keys.a]", '[keys.a]\nhash = "x"', f'[keys."a b"]\nhash = "{HASH}"', "{"]
-    + [f'[keys.a]\nhash = "{HASH}"\nrows = 3'],
+    + [
+        f'[keys.a]\nhash = "{HASH}"\n{line}'
+        for line in ("rows = 3", "tokens_per_minute = -1", "tokens_per_minute = true")
+    ],
 )
 def test_keys_file_with_an_error_is_refused_by_name(tmp_path: Path, text: str) -> None:
     path = tmp_path / "keys.toml"
@@ -85,6 +88,25 @@ async def test_server_with_keys_shows_its_state_to_everybody(keys_file: Path, ba
     assert response.status_code == 200
 
 
+async def test_key_limits_reach_the_client_as_headers(tmp_path: Path, backend: FakeBackend) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(f'[keys.alice]\nhash = "{HASH}"\nrequests_per_minute = 60\ntokens_per_minute = 1000\n')
+
+    async with serving(backend, api_config(keys_file=path)) as url, http_client(url) as http:
+        headers = {"authorization": f"Bearer {KEY}"}
+        response = await http.post("/v1/completions", json={"model": NAME, "prompt": "x"}, headers=headers)
+
+    found = {name: value for name, value in response.headers.items() if name.startswith("x-ratelimit-")}
+    assert found == {
+        "x-ratelimit-limit-requests": "60",
+        "x-ratelimit-remaining-requests": "59",
+        "x-ratelimit-reset-requests": "1.000s",
+        "x-ratelimit-limit-tokens": "1000",
+        "x-ratelimit-remaining-tokens": "900",
+        "x-ratelimit-reset-tokens": "6.000s",
+    }
+
+
 async def test_unauthorised_calls_are_told_how(keys_file: Path, backend: FakeBackend) -> None:
     async with serving(backend, api_config(keys_file=keys_file)) as url, http_client(url) as http:
         response: httpx.Response = await http.get("/v1/models")
@@ -102,6 +124,31 @@ def test_serving_beyond_loopback_without_keys_is_refused(host: str) -> None:
 
 def test_serving_beyond_loopback_without_keys_may_be_said_explicitly() -> None:
     create_app(api_config(host="0.0.0.0", allow_open=True))
+
+
+@pytest.mark.parametrize("host", ["localhost:8000", "127.0.0.1", "[::1]:8000", ""])
+@pytest.mark.asyncio(loop_scope="session")
+async def test_server_on_loopback_answers_to_loopback_names(http: httpx.AsyncClient, host: str) -> None:
+    response = await http.get("/v1/models", headers={"host": host})
+
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "192.168.0.1", "[", "%00"])
+@pytest.mark.asyncio(loop_scope="session")
+async def test_server_on_loopback_without_keys_refuses_other_names(http: httpx.AsyncClient, host: str) -> None:
+    response = await http.get("/v1/models", headers={"host": host})
+
+    assert response.status_code == 403
+    assert response.json()["error"]["code"] == "host_not_allowed"
+
+
+async def test_server_with_keys_answers_to_any_name(keys_file: Path, backend: FakeBackend) -> None:
+    async with serving(backend, api_config(keys_file=keys_file)) as url, http_client(url) as http:
+        headers = {"host": "studio.example", "authorization": f"Bearer {KEY}"}
+        response = await http.get("/v1/models", headers=headers)
+
+    assert response.status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 from openai import AsyncOpenAI
-from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam
+from openai.types.chat import (
+    ChatCompletionChunk,
+    ChatCompletionContentPartTextParam,
+    ChatCompletionMessageParam,
+)
 
-from broker.wire import unpack_tokens
+from broker.wire import Stats, unpack_tokens
 from tests.api.fake import NAME, FakeBackend, Script, encode
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -104,3 +108,38 @@ async def test_n_streamed_choices_each_end_once(openai: AsyncOpenAI) -> None:
         mine = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
         assert "".join(choice.delta.content or "" for choice in mine) == "Hello, world!"
         assert [choice.finish_reason for choice in mine if choice.finish_reason] == ["stop"]
+
+
+async def test_usage_tells_how_many_drafts_were_accepted(openai: AsyncOpenAI, backend: FakeBackend) -> None:
+    stats = Stats(cycles=4, drafted=(4, 2), accepted=(3, 1), min_width=2, max_width=5)
+    backend.script = lambda _: Script(stats=stats)
+
+    answer = await openai.chat.completions.create(model=NAME, messages=MESSAGES, n=2)
+
+    assert answer.usage is not None
+    details = answer.usage.completion_tokens_details
+    assert details is not None
+    assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (8, 4)
+    assert answer.usage.model_dump()["mtplx"] == {
+        "cycles": 8,
+        "drafted": [8, 4],
+        "accepted": [6, 2],
+        "min_width": 2,
+        "max_width": 5,
+    }
+
+
+async def test_messages_in_parts_are_joined(openai: AsyncOpenAI, backend: FakeBackend) -> None:
+    parts: list[ChatCompletionContentPartTextParam] = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+
+    await openai.chat.completions.create(model=NAME, messages=[{"role": "user", "content": parts}])
+
+    expected = encode("<|im_start|>user\na\nb<|im_end|>\n<|im_start|>assistant\n")
+    assert list(unpack_tokens(backend.requests[0].prompt)) == expected
+
+
+async def test_a_developer_is_a_system_where_the_template_knows_none(openai: AsyncOpenAI, backend: FakeBackend) -> None:
+    await openai.chat.completions.create(model=NAME, messages=[{"role": "developer", "content": "Be brief"}])
+
+    expected = encode("<|im_start|>system\nBe brief<|im_end|>\n<|im_start|>assistant\n")
+    assert list(unpack_tokens(backend.requests[0].prompt)) == expected

@@ -78,7 +78,8 @@ def test_page_stops_an_answer_and_frees_its_row(page: Page) -> None:
 
     expect(page.locator("#messages li.assistant small")).to_contain_text("stopped")
     expect(page.locator(".rows .busy")).to_have_count(0)
-    expect(page.locator("#queue-interactive")).to_have_text("0")
+    expect(page.locator("#running")).to_have_text("0")
+    expect(page.locator("#waiting")).to_have_text("0")
 
 
 def test_page_shows_the_lane_and_its_rows(page: Page) -> None:

@@ -338,3 +338,22 @@ async def test_a_model_may_be_asked_for_by_its_identity(http: httpx.AsyncClient)
     response = await http.post(CHAT, json={**CHAT_BODY, "model": IDENTITY})
 
     assert response.status_code == 200
+
+
+async def test_an_idempotency_key_is_refused_by_name(http: httpx.AsyncClient) -> None:
+    response = await http.post(CHAT, json=CHAT_BODY, headers={"Idempotency-Key": "k"})
+
+    assert response.status_code == 400
+    assert error_of(response)["param"] == "Idempotency-Key"
+
+
+async def test_requests_are_503_at_once_while_the_reply_subscription_is_down(
+    http: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    backend.is_connected = False
+
+    response = await http.post(CHAT, json=CHAT_BODY)
+
+    assert response.status_code == 503
+    assert error_of(response)["code"] == "broker_unavailable"
+    assert backend.submitted == []

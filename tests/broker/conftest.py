@@ -77,6 +77,6 @@ def clock() -> FakeClock:
 @pytest.fixture
 async def former(server: Server, client: Redis, clock: FakeClock) -> AsyncIterator[Former]:
     blocking = server.client(blocking=True)
-    config = FormerConfig(redis_url="unused", lease_s=1.0)
+    config = FormerConfig(redis_url="unused", lease_s=60.0)
     yield Former(config, commands=client, blocking=blocking, monotonic=clock)
     await blocking.aclose()

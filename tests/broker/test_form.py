@@ -89,10 +89,10 @@ async def test_form_sends_nothing_to_a_worker_that_does_not_accept(scripts: Scri
     assert await scripts.form("w1", "c1", ["r1"]) == []
 
 
-async def test_form_sends_nothing_to_a_worker_that_was_declared_dead(scripts: Scripts) -> None:
+async def test_form_sends_nothing_to_a_worker_that_was_declared_dead(scripts: Scripts, client: Redis) -> None:
     await run_rows(scripts, "r1")
     await scripts.retire("w1")
-    await scripts.beat("w1", {"accepting": 1})
+    await cast("Any", client.hset(keys.daemon("w1"), "accepting", "1"))
     await accept(scripts, "r2")
 
     assert await scripts.form("w1", "c2", ["r2"]) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -11,6 +10,7 @@ from redis.asyncio import Redis
 from broker import keys
 from broker.errors import BrokerConfigError
 from broker.former import Former, FormerConfig
+from broker.line import PAGE
 from broker.policy import PolicyConfig
 from broker.registry import Registry
 from broker.scripts import DEFAULT_BOUNDS, Scripts
@@ -21,20 +21,12 @@ from tests.support.reads import read_counts, read_end, read_jobs, read_status, r
 from tests.support.redis_servers import InProcessRedis
 from tests.support.running import accept, run_rows
 
-LEASE_S = 1.0
+LEASE_S = 60.0
 
 
 def make_former(client: Redis, clock: FakeClock, **policy: Any) -> Former:
     config = FormerConfig("unused", policy=PolicyConfig(**policy), lease_s=LEASE_S)
     return Former(config, commands=client, blocking=client, monotonic=clock)
-
-
-async def watch_for_a_lease(former: Former, clock: FakeClock) -> None:
-    """Steps often enough that the watcher is never late, until what stood still is dead."""
-    for _ in range(7):
-        await former.step()
-        clock.advance(LEASE_S / 5)
-    await former.step()
 
 
 async def test_former_sends_what_waits_to_a_free_worker(former: Former, scripts: Scripts, client: Redis) -> None:
@@ -70,8 +62,12 @@ async def test_former_keeps_waiting_what_has_no_free_row(former: Former, scripts
 async def test_former_sees_past_any_number_of_requests_that_nobody_serves(
     former: Former, scripts: Scripts, client: Redis
 ) -> None:
-    for i in range(1200):
-        await scripts.accept(make.submission(f"x{i}", ticket=make.ticket(f"x{i}", model="absent@0")), DEFAULT_BOUNDS)
+    await scripts.accept(make.submission("x", ticket=make.ticket("x", model="absent@0")), DEFAULT_BOUNDS)
+    [(_, entry)] = await cast("Any", client.xrange(keys.WAIT_INTERACTIVE))
+    pipe = client.pipeline(transaction=False)
+    for _ in range(PAGE + 100):
+        pipe.xadd(keys.WAIT_INTERACTIVE, entry)
+    await pipe.execute()
     await accept(scripts, "r1")
     await scripts.register(make.registration("w1"))
 
@@ -284,118 +280,6 @@ async def test_former_refuses_a_server_that_may_evict(clock: FakeClock) -> None:
     with pytest.raises(BrokerConfigError, match="noeviction"):
         await make_former(client, clock).run()
     await client.aclose()
-
-
-async def test_former_hands_the_rows_of_a_dead_worker_to_another(
-    former: Former, scripts: Scripts, client: Redis, clock: FakeClock
-) -> None:
-    await run_rows(scripts, "r1", "r2", worker_id="dying")
-
-    await watch_for_a_lease(former, clock)
-    await scripts.register(make.registration("w1"))
-    await former.step()
-
-    assert sorted(seat for job in await read_jobs(client, "w1") for seat in job)[0] == Seat("r1", 2)
-    assert not await cast("Any", client.exists(keys.daemon("dying"), keys.rows("dying"), keys.jobs("dying")))
-
-
-async def test_former_takes_nothing_from_a_worker_that_beats(
-    former: Former, scripts: Scripts, client: Redis, clock: FakeClock
-) -> None:
-    await run_rows(scripts, "r1")
-
-    for _ in range(10):
-        await scripts.beat("w1", {})
-        await former.step()
-        clock.advance(LEASE_S / 5)
-
-    assert await read_status(client, "r1") == "running"
-    assert await read_counts(client, keys.rows("w1")) == {"r1": 1}
-
-
-async def test_former_calls_nobody_dead_when_it_was_late_itself(
-    former: Former, scripts: Scripts, client: Redis, clock: FakeClock
-) -> None:
-    await run_rows(scripts, "r1")
-
-    for _ in range(5):
-        await former.step()
-        clock.advance(LEASE_S * 3)
-
-    assert await read_status(client, "r1") == "running"
-
-
-async def test_former_takes_over_where_another_died_while_taking_over(
-    former: Former, scripts: Scripts, client: Redis
-) -> None:
-    await run_rows(scripts, "r1")
-    await scripts.retire("w1")
-
-    await former.step()
-
-    assert await read_status(client, "r1") == "waiting"
-    assert not await cast("Any", client.exists(keys.daemon("w1")))
-
-
-async def test_former_hands_back_the_rows_of_a_worker_whose_record_has_expired(
-    former: Former, scripts: Scripts, client: Redis, clock: FakeClock
-) -> None:
-    await run_rows(scripts, "r1")
-    await client.delete(keys.daemon("w1"))
-
-    await watch_for_a_lease(former, clock)
-
-    assert await read_status(client, "r1") == "waiting"
-
-
-async def test_former_removes_other_daemons_that_died(
-    former: Former, scripts: Scripts, registry: Registry, clock: FakeClock
-) -> None:
-    await scripts.register(replace(make.registration("api1"), fields={"kind": "api"}, free_rows=None))
-
-    await watch_for_a_lease(former, clock)
-
-    assert [record.id for record in await registry.daemons()] == [former.id]
-
-
-async def test_former_blames_a_crash_on_the_suspect_alone(
-    former: Former, scripts: Scripts, client: Redis, clock: FakeClock
-) -> None:
-    await run_rows(scripts, "poison", worker_id="first")
-    await watch_for_a_lease(former, clock)
-    await scripts.register(make.registration("second"))
-    await former.step()
-    await accept(scripts, "innocent")
-    await former.step()
-
-    await watch_for_a_lease(former, clock)
-
-    crashes = [await cast("Any", client.hget(keys.state(each), "crashes")) for each in ("poison", "innocent")]
-    assert crashes == [b"2", b"0"]
-
-
-async def test_former_runs_one_suspect_at_a_time_on_a_worker(
-    former: Former, scripts: Scripts, client: Redis, clock: FakeClock
-) -> None:
-    await run_rows(scripts, "r1", "r2", worker_id="dying")
-    await watch_for_a_lease(former, clock)
-    await scripts.register(make.registration("w1"))
-
-    assert [await former.step(), await former.step()] == [1, 0]
-    assert len(await read_waiting(client, keys.WAIT_RETURNED)) == 1
-
-
-async def test_former_gives_a_poison_request_up_after_three_workers(
-    former: Former, scripts: Scripts, client: Redis, clock: FakeClock
-) -> None:
-    await accept(scripts, "poison")
-
-    for i in range(3):
-        await scripts.register(make.registration(f"w{i}"))
-        await watch_for_a_lease(former, clock)
-
-    assert await read_status(client, "poison") == "failed"
-    assert await cast("Any", client.xlen(keys.DEAD_LETTERS)) == 1
 
 
 async def test_former_says_which_wire_version_reads_a_job(former: Former, scripts: Scripts, client: Redis) -> None:

@@ -19,7 +19,7 @@ BUILT = [
     keys.FORMER_LEASE,
     keys.CONTROL,
     keys.WAKE,
-    *keys.PERMANENT,
+    *(key for key in keys.PERMANENT if key != keys.FOREIGN),
 ]
 
 

@@ -191,6 +191,16 @@ async def test_line_still_watches_the_deadline_of_what_a_newer_version_reads(wai
     assert [entry.request_id for entry in waiting_line.overdue()] == ["r1"]
 
 
+async def test_line_remembers_no_deadlines_of_what_left_it(client: Redis, clock: FakeClock) -> None:
+    waiting_line = Line(client, monotonic=clock, page=5)
+    for i in range(30):
+        await add(client, fields(id=f"r{i}".encode(), ticket=encode(make.ticket(f"r{i}"))))
+        await waiting_line.refresh()
+        waiting_line.drop(waiting_line.find([f"r{i}"]))
+
+    assert len(waiting_line._deadlines) <= 8
+
+
 async def test_line_finds_every_entry_of_a_request(waiting_line: Line, client: Redis) -> None:
     await add(client, fields())
     await add(client, fields())

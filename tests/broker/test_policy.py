@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from broker.policy import Plan, PolicyConfig, Waiting, WorkerView, plan
+from broker.policy import Plan, PolicyConfig, plan
+from broker.rooms import Waiting, WorkerView
 from broker.shares import Shares
 from broker.wire import Ticket
 from tests.support import factories as make

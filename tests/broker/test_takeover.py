@@ -13,7 +13,7 @@ from tests.support.clock import FakeClock
 from tests.support.reads import read_end, read_status
 from tests.support.running import accept
 
-LEASE_S = 1.0
+LEASE_S = 60.0
 API = "api-1"
 
 

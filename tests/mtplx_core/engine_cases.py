@@ -26,6 +26,9 @@ ROWS = {
     "greedy": Row("row", (10, 20, 30), 24, ignore_eos=True),
     "sampled": Row("row", (10, 20, 30), 24, SAMPLED, ignore_eos=True),
     "long prompt": Row("row", tuple(range(4, 104)), 24, SAMPLED, ignore_eos=True),
+    "penalties that must not count the prompt": Row(
+        "row", tuple(range(4, 204)), 24, Sampling(0.7, frequency_penalty=0.6, presence_penalty=0.8, seed=5)
+    ),
     "penalties": Row("row", (10, 20, 30), 24, Sampling(0.7, 1.0, 0, 0.02, 1.2, 0.3, 0.4, ((9, 1.0),), 2**63 + 5)),
 }
 

@@ -36,9 +36,11 @@ class Tables:
         return mx.take_along_axis(self.logits, tokens[:, :, None], axis=1)
 
 
-def random_tables(rng: np.random.Generator, *, rows: int, vocab_size: int, max_tokens: int) -> Tables:
+def random_tables(
+    rng: np.random.Generator, *, rows: int, vocab_size: int, max_tokens: int, has_penalties: bool
+) -> Tables:
     logits = rng.normal(size=(rows, vocab_size, vocab_size)) * rng.uniform(0.1, 4.0, size=(rows, 1, 1))
-    options = [_random_sampling(rng, vocab_size) for _ in range(max(rows // 50, 1))]
+    options = [_random_sampling(rng, vocab_size, has_penalties=has_penalties) for _ in range(max(rows // 50, 1))]
     made = [
         Row(
             str(index),
@@ -89,9 +91,12 @@ def restarted(tables: Tables, committed: Sequence[Sequence[int]], *, capacity: i
     return state, sampler
 
 
-def _random_sampling(rng: np.random.Generator, vocab_size: int) -> Sampling:
+def _random_sampling(rng: np.random.Generator, vocab_size: int, *, has_penalties: bool) -> Sampling:
     def sometimes(value: float, neutral: float) -> float:
-        return value if rng.random() < 0.15 else neutral
+        return value if rng.random() < 0.3 else neutral
+
+    def penalty(low: float, high: float, neutral: float) -> float:
+        return sometimes(float(rng.uniform(low, high)), neutral) if has_penalties else neutral
 
     bias = ((int(rng.integers(vocab_size)), float(rng.normal())),) if rng.random() < 0.2 else ()
     return Sampling(
@@ -99,9 +104,9 @@ def _random_sampling(rng: np.random.Generator, vocab_size: int) -> Sampling:
         top_p=sometimes(float(rng.uniform(0.2, 1.0)), 1.0),
         top_k=int(sometimes(float(rng.integers(1, vocab_size + 1)), 0)),
         min_p=sometimes(float(rng.uniform(0.0, 0.5)), 0.0),
-        repetition_penalty=sometimes(float(rng.uniform(0.7, 1.6)), 1.0),
-        presence_penalty=sometimes(float(rng.uniform(-1.0, 1.0)), 0.0),
-        frequency_penalty=sometimes(float(rng.uniform(-1.0, 1.0)), 0.0),
+        repetition_penalty=penalty(0.7, 1.6, 1.0),
+        presence_penalty=penalty(-1.0, 1.0, 0.0),
+        frequency_penalty=penalty(-1.0, 1.0, 0.0),
         logit_bias=bias,
     )
 

@@ -13,8 +13,8 @@ from tests.mtplx_core_mtp.tables import Tables, Tokens, plain_tokens, random_tab
 
 TOKENS = 8
 MAX_DEPTH = 4
-TABLES = 100_000
-BATCH = 4_000
+BATCHES = [(12_000, False)] * 8 + [(2_000, True)] * 2
+"""(tables, whether some have penalties, whose counts are kept row by row): 100,000 in all."""
 
 
 def random_drafts(rng: np.random.Generator, plain: Tokens, positions: Tokens, *, depth: int, vocab: int) -> Tokens:
@@ -47,10 +47,12 @@ def decode(rng: np.random.Generator, tables: Tables, plain: Tokens) -> list[list
     return [tokens[:TOKENS] for tokens in committed]
 
 
-@pytest.mark.parametrize("batch", range(TABLES // BATCH))
-def test_cycle_commits_the_plain_samplers_tokens_for_any_draft_depth_and_restart(batch: int) -> None:
+@pytest.mark.parametrize(("batch", "rows", "has_penalties"), [(i, *kind) for i, kind in enumerate(BATCHES)])
+def test_cycle_commits_the_plain_samplers_tokens_for_any_draft_depth_and_restart(
+    batch: int, rows: int, has_penalties: bool
+) -> None:
     rng = np.random.default_rng(batch)
-    tables = random_tables(rng, rows=BATCH, vocab_size=3 + batch % 3, max_tokens=TOKENS)
+    tables = random_tables(rng, rows=rows, vocab_size=3 + batch % 3, max_tokens=TOKENS, has_penalties=has_penalties)
     plain = plain_tokens(tables, count=TOKENS)
 
     committed = decode(rng, tables, plain)

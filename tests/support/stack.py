@@ -23,21 +23,21 @@ import redis
 
 from broker import keys
 
-Kind = Literal["redis", "former", "worker", "api"]
+Kind = Literal["redis", "former", "worker", "api", "batcher"]
 READY_S = 60.0
 
 
 class Stack:
     """Daemons by name, such as `worker-0`; their logs lie in `folder`."""
 
-    def __init__(self, *, formers: int = 1, workers: int = 1, apis: int = 1) -> None:
+    def __init__(self, *, formers: int = 1, workers: int = 1, apis: int = 1, batchers: int = 0) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="mtplx-stack-"))
         self.socket = self.folder / "redis.sock"
         self.redis_url = f"unix://{self.socket}"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.counts: Mapping[Kind, int] = {"former": formers, "worker": workers, "api": apis}
+        self.counts: Mapping[Kind, int] = {"former": formers, "worker": workers, "api": apis, "batcher": batchers}
         self.ports = {f"api-{i}": free_port() for i in range(apis)}
-        self.arguments: dict[Kind, Sequence[str]] = {"redis": (), "former": (), "worker": (), "api": ()}
+        self.arguments: dict[Kind, Sequence[str]] = {"redis": (), "former": (), "worker": (), "api": (), "batcher": ()}
         """Further command line arguments by kind; set them before `start`."""
 
     @property
@@ -136,7 +136,10 @@ class Stack:
     def _command(self, name: str, kind: Kind) -> list[str]:
         if kind == "redis":
             return [*redis_command(self.folder, self.socket), *self.arguments["redis"]]
-        command = [sys.executable, "-m", "mtplx", kind, "--redis", self.redis_url]
+        verb = "batch-worker" if kind == "batcher" else kind
+        command = [sys.executable, "-m", "mtplx", verb, "--redis", self.redis_url]
+        if kind in ("api", "batcher"):
+            command += ["--file-store", str(self.folder / "files")]
         if kind == "api":
             command += ["--port", str(self.ports[name])]
         return [*command, *self.arguments[kind]]

@@ -28,6 +28,18 @@ TABLE = byte_table(tokenizer_files()["tokenizer.json"]) or ()
 CONFIG = WorkerConfig(redis_url="unused", name="w", engine="scripted", decode_batch_max=2, grace_s=5.0)
 
 
+class Hang:
+    """A step that does not return until it is released."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.released = threading.Event()
+
+    def __call__(self) -> None:
+        self.entered.set()
+        self.released.wait(PATIENCE_S)
+
+
 class FragileServer(InProcessServer):
     """fakeredis that can be away."""
 

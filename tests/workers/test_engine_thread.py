@@ -12,11 +12,11 @@ import pytest
 from mtplx_core.engine import Geometry, Row
 from mtplx_core.errors import EngineDeadError
 from mtplx_core.scripted import Fault, Script, ScriptedEngine, scripted_completion
+from tests.workers.rig import PATIENCE_S, Hang
 from workers.engine_thread import Answered, Delivery, Died, EngineThread, Rejected, Stepped
 
 T = TypeVar("T")
 
-PATIENCE_S = 10.0
 GEOMETRY = Geometry(decode_batch_max=2, max_context_tokens=64)
 
 
@@ -183,15 +183,16 @@ def test_thread_does_nothing_more_once_it_is_closed() -> None:
 
 
 def test_thread_that_is_stuck_in_a_step_does_not_join() -> None:
-    release = threading.Event()
+    hang = Hang()
     driver = Driver()
-    driver.use(Script(faults=(Fault("hang", 0),)), hang=release.wait)
+    driver.use(Script(faults=(Fault("hang", 0),)), hang=hang)
     driver.thread.admit(row())
+    assert hang.entered.wait(PATIENCE_S)
 
     driver.thread.close()
 
     assert not driver.thread.join(0.05)
-    release.set()
+    hang.released.set()
     assert driver.thread.join(PATIENCE_S)
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Callable
 
 import pytest
 
 from mtplx_core.engine import Geometry, Row, StepResult
 from mtplx_core.scripted import Fault, Script, ScriptedEngine
-from tests.workers.rig import wait_until
+from tests.workers.rig import Hang, wait_until
 from workers.errors import EngineFailedError
 from workers.service import Service
 
@@ -107,14 +106,15 @@ async def test_service_raises_what_a_function_raised(service: Service) -> None:
 
 
 async def test_service_fails_what_waits_when_the_engine_dies(service: Service, notes: Notes) -> None:
-    release = threading.Event()
+    hang = Hang()
     script = Script(faults=(Fault("hang", 0), Fault("dead", 0)))
-    await service.use(lambda: engine_of(script, hang=release.wait))
+    await service.use(lambda: engine_of(script, hang=hang))
     service.submit(Row("a", (1,), 2))
+    await wait_until(hang.entered.is_set)
     waiting = asyncio.create_task(service.snapshot())
     await asyncio.sleep(0)
 
-    release.set()
+    hang.released.set()
 
     with pytest.raises(EngineFailedError, match="scripted death"):
         await waiting
@@ -147,13 +147,14 @@ async def test_service_says_whether_its_thread_has_ended(notes: Notes) -> None:
 
 
 async def test_service_says_that_its_thread_is_stuck(notes: Notes) -> None:
-    release = threading.Event()
+    hang = Hang()
     service = Service(notes, run_ahead_steps=3, join_s=0.01)
     service.start()
-    await service.use(lambda: engine_of(Script(faults=(Fault("hang", 0),)), hang=release.wait))
+    await service.use(lambda: engine_of(Script(faults=(Fault("hang", 0),)), hang=hang))
     service.submit(Row("a", (1,), 2))
+    await wait_until(hang.entered.is_set)
 
     assert not await service.shutdown()
 
-    release.set()
+    hang.released.set()
     assert await service.shutdown()

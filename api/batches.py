@@ -1,0 +1,102 @@
+"""/v1/batches: create, list, look at and cancel batches. The batch worker runs them; nothing here waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable
+
+import msgspec
+from litestar import get, post
+from litestar.params import FromPath
+from litestar.types import ASGIApp
+
+from api.batch_schemas import BatchList, BatchRequest, batch_object, window_s
+from api.dependencies import HttpRequest, OurOffline, OurPayer
+from api.errors import ApiError, BadRequestError
+from api.generate import read_json
+from api.intake import parse
+from api.offline import limit_of
+from api.responses import JsonResponse
+from broker import keys
+from broker.batches import BatchRecord
+from broker.errors import BrokerError
+from broker.wire import new_id
+
+LONGEST_WINDOW_S = 7 * 24 * 3600
+KEEP_S = 30 * 24 * 3600
+"""How long a batch can be looked at after its window has closed."""
+LIST_MOST = 100
+
+_decoder = msgspec.json.Decoder(BatchRequest)
+_encoder = msgspec.json.Encoder()
+
+
+@post("/v1/batches", status_code=200)
+async def create_batch(request: HttpRequest, offline: OurOffline, payer: OurPayer) -> ASGIApp:
+    """Have every line of a file answered."""
+    body = parse(await read_json(request), _decoder)
+    seconds = window_s(body.completion_window)
+    if seconds > LONGEST_WINDOW_S:
+        raise BadRequestError("completion_window is at most 7d.", param="completion_window")
+    file = await offline.file(body.input_file_id, payer)
+    if file.purpose != "batch":
+        raise BadRequestError("input_file_id names a file of another purpose than batch.", param="input_file_id")
+    batch_id = new_id("batch")
+    fields: dict[str, str | int] = {
+        "key_id": payer.key_id,
+        "endpoint": body.endpoint,
+        "input_file_id": file.id,
+        "completion_window": body.completion_window,
+        "metadata": _encoder.encode(body.metadata).decode(),
+    }
+    if body.output_expires_after is not None:
+        fields["output_keep_s"] = body.output_expires_after.seconds
+    await offline.desk.new_batch(batch_id, fields, window_s=seconds, keep_s=KEEP_S)
+    # Where this fails, the batch is open without a job; the batch worker looks for such batches and queues them.
+    with contextlib.suppress(BrokerError):
+        await asyncio.to_thread(offline.queue.enqueue, batch_id, window_s=seconds)
+    return await _shown(offline.batch(batch_id, payer))
+
+
+@get("/v1/batches")
+async def list_batches(request: HttpRequest, offline: OurOffline, payer: OurPayer) -> ASGIApp:
+    """Batches, newest first, a page at a time."""
+    query = request.query_params
+    limit, after = limit_of(query.get("limit"), usual=20, most=LIST_MOST), query.get("after")
+    page = await offline.desk.page(keys.batches(payer.key_id), after=after, limit=limit + 1)
+    if not page.is_known:
+        raise BadRequestError(f"after names no batch: {after!r}.", param="after")
+    records = await offline.desk.batches(page.ids)
+    shown = [batch_object(record) for record in records[:limit] if record is not None]
+    return JsonResponse(
+        _encoder.encode(
+            BatchList(
+                data=shown,
+                first_id=shown[0].id if shown else None,
+                last_id=shown[-1].id if shown else None,
+                has_more=len(page.ids) > limit,
+            )
+        )
+    )
+
+
+@get("/v1/batches/{batch_id:str}")
+async def get_batch(offline: OurOffline, payer: OurPayer, batch_id: FromPath[str]) -> ASGIApp:
+    """One batch, with how far it has come."""
+    return await _shown(offline.batch(batch_id, payer))
+
+
+@post("/v1/batches/{batch_id:str}/cancel", status_code=200)
+async def cancel_batch(request: HttpRequest, offline: OurOffline, payer: OurPayer, batch_id: FromPath[str]) -> ASGIApp:
+    """Have a batch end early; what is finished is delivered."""
+    record = await offline.batch(batch_id, payer)
+    status = await offline.desk.cancel(record.id)
+    if status not in ("cancelling", "cancelled"):
+        message = f"Cannot cancel a batch with status {status!r}."
+        raise ApiError(message, status=409, kind="invalid_request_error", code="batch_not_cancellable")
+    return await _shown(offline.batch(batch_id, payer))
+
+
+async def _shown(record: Awaitable[BatchRecord]) -> JsonResponse:
+    return JsonResponse(_encoder.encode(batch_object(await record)))

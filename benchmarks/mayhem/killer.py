@@ -1,0 +1,148 @@
+"""Breaks one thing every few seconds, by a seed, and mends it again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections.abc import Awaitable, Callable
+
+import httpx
+
+from benchmarks.mayhem.ledger import Ledger
+from benchmarks.mayhem.proxy import Proxy
+from benchmarks.mayhem.traffic import Town
+from broker import tasks
+from tests.support.stack import Stack
+
+LEASE_S = 1.0
+FORGIVE_S = 2.0
+"""How long after a broken process answers again its clients' broken connections are excused."""
+
+
+class Killer:
+    """Owns what is broken on purpose."""
+
+    def __init__(self, stack: Stack, proxy: Proxy, town: Town, ledger: Ledger, *, seed: int) -> None:
+        self._stack = stack
+        self._proxy = proxy
+        self._town = town
+        self._ledger = ledger
+        self._random = random.Random(seed)
+        self._deck: list[Callable[[], Awaitable[None]]] = []
+
+    async def run(self, *, seconds: float, pause_s: float) -> None:
+        """Break things until the time is over; what was broken last is mended."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        forgiving = asyncio.create_task(self.forgive())
+        while loop.time() < end:
+            await self._draw()()
+            self.restart_dead()
+            await asyncio.sleep(self._random.uniform(0.5, 1.5) * pause_s)
+        self.restart_dead()
+        await tasks.end(forgiving)
+
+    def restart_dead(self) -> None:
+        """What a supervisor does."""
+        for name, process in list(self._stack.processes.items()):
+            if process.poll() is not None:
+                self._stack.start_one(name)
+
+    def _draw(self) -> Callable[[], Awaitable[None]]:
+        """Every kind of trouble comes once before any comes again."""
+        if not self._deck:
+            kinds = ("worker", "former", "api")
+            self._deck = [
+                *(lambda kind=kind: self._kill(kind) for kind in kinds),
+                *(lambda kind=kind: self._terminate(kind) for kind in kinds),
+                *(lambda kind=kind: self._freeze(kind) for kind in kinds),
+                self._kill_redis,
+                self._cut,
+                self._lose_messages,
+                lambda: self._kill("worker"),
+            ]
+            self._random.shuffle(self._deck)
+        return self._deck.pop()
+
+    def _pick(self, kind: str) -> str:
+        return self._random.choice([name for name in self._stack.processes if name.startswith(kind)])
+
+    async def _kill(self, kind: str) -> None:
+        name = self._pick(kind)
+        with self._excused(name):
+            self._stack.kill(name)
+            self._ledger.kills[kind] += 1
+            await asyncio.sleep(self._random.uniform(0, 0.5))
+            self._stack.start_one(name)
+
+    async def _terminate(self, kind: str) -> None:
+        name = self._pick(kind)
+        with self._excused(name):
+            self._stack.signal(name, signal.SIGTERM)
+            self._ledger.kills[f"term {kind}"] += 1
+            await self._wait_for_end(name)
+            self._stack.start_one(name)
+
+    async def _freeze(self, kind: str) -> None:
+        name = self._pick(kind)
+        with self._excused(name):
+            self._stack.signal(name, signal.SIGSTOP)
+            self._ledger.kills[f"freeze {kind}"] += 1
+            await asyncio.sleep(LEASE_S * self._random.uniform(0.5, 3))
+            self._stack.signal(name, signal.SIGCONT)
+
+    async def _kill_redis(self) -> None:
+        self._stack.kill("redis")
+        self._ledger.kills["redis"] += 1
+        await asyncio.sleep(self._random.uniform(0.2, 3))
+        self._stack.start_one("redis")
+
+    async def _cut(self) -> None:
+        self._ledger.kills["cut connections"] += self._proxy.cut()
+
+    async def _lose_messages(self) -> None:
+        self._ledger.kills["lost messages"] += 1
+        self._proxy.lose_last_messages(2)
+
+    async def _wait_for_end(self, name: str) -> None:
+        for _ in range(200):
+            if self._stack.processes[name].poll() is not None:
+                return
+            await asyncio.sleep(0.1)
+        self._stack.kill(name)
+
+    def _excused(self, name: str) -> Excuse:
+        return Excuse(self._town, name)
+
+    async def forgive(self) -> None:
+        """Take excuses away from those that answer again, over and over."""
+        async with httpx.AsyncClient(timeout=1) as http:
+            while True:
+                await asyncio.sleep(FORGIVE_S)
+                for name in [name for name in self._town.broken if name not in self._town.in_hand]:
+                    if await self._answers(http, name):
+                        self._town.broken.discard(name)
+
+    async def _answers(self, http: httpx.AsyncClient, name: str) -> bool:
+        if name not in self._town.urls:
+            return True
+        try:
+            return (await http.get(f"{self._town.urls[name]}/v1/models")).status_code == 200
+        except httpx.TransportError:
+            return False
+
+
+class Excuse:
+    """While a process is broken, clients of it have an excuse; `forgive` ends it once it answers again."""
+
+    def __init__(self, town: Town, name: str) -> None:
+        self._town = town
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._town.broken.add(self._name)
+        self._town.in_hand.add(self._name)
+
+    def __exit__(self, *error: object) -> None:
+        self._town.in_hand.discard(self._name)

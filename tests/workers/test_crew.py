@@ -1,0 +1,115 @@
+"""Tasks beside each other, and a Redis that is away. Engine: none; Redis: none."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.errors import BrokerUnavailableError
+from workers.crew import Crew, persist
+
+
+async def never() -> None:
+    await asyncio.Event().wait()
+
+
+async def at_once() -> None:
+    return
+
+
+async def broken() -> None:
+    raise KeyError("broken")
+
+
+class Away:
+    """A step that Redis lets through at the third try."""
+
+    def __init__(self) -> None:
+        self.tries = 0
+
+    async def __call__(self) -> None:
+        self.tries += 1
+        if self.tries < 3:
+            raise BrokerUnavailableError("away")
+
+
+async def test_first_says_that_the_work_came_first() -> None:
+    assert await Crew().first(at_once(), never())
+
+
+async def test_first_says_that_something_else_came_first() -> None:
+    assert not await Crew().first(never(), at_once())
+
+
+async def test_first_says_that_time_was_up() -> None:
+    assert not await Crew().first(never(), timeout_s=0.0)
+
+
+async def test_first_raises_what_its_work_raises() -> None:
+    with pytest.raises(KeyError):
+        await Crew().first(broken(), never())
+
+
+async def test_first_raises_what_a_task_of_the_crew_failed_with() -> None:
+    crew = Crew()
+    crew.repeat("broken", broken)
+
+    with pytest.raises(KeyError):
+        await crew.first(never())
+
+    await crew.dismiss_all()
+
+
+async def test_first_raises_the_first_of_several_failures() -> None:
+    crew = Crew()
+    crew.fail(KeyError("first"))
+    crew.fail(ValueError("second"))
+
+    with pytest.raises(KeyError):
+        await crew.first(at_once())
+
+
+async def test_crew_repeats_a_step() -> None:
+    crew, done = Crew(), asyncio.Event()
+    turns = iter(range(1000))
+
+    async def turn() -> None:
+        await asyncio.sleep(0)
+        if next(turns) == 5:
+            done.set()
+
+    crew.repeat("turn", turn)
+
+    assert await crew.first(done.wait(), timeout_s=5.0)
+    await crew.dismiss_all()
+
+
+async def test_crew_dismisses_one_task_and_forgets_it() -> None:
+    crew = Crew()
+    crew.repeat("never", never)
+
+    await crew.dismiss("never")
+    await crew.dismiss("never")
+
+
+async def test_step_is_tried_until_redis_lets_it() -> None:
+    step = Away()
+
+    await persist(step)
+
+    assert step.tries == 3
+
+
+async def test_crew_waits_out_a_redis_that_is_away() -> None:
+    crew, step, done = Crew(), Away(), asyncio.Event()
+
+    async def turn() -> None:
+        await step()
+        done.set()
+        await never()
+
+    crew.repeat("turn", turn)
+
+    assert await crew.first(done.wait(), timeout_s=5.0)
+    await crew.dismiss_all()

@@ -1,0 +1,127 @@
+"""A worker over real engines. Engine: tiny random llama; Redis: fakeredis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from broker.registry import Registry
+from broker.scripts import DEFAULT_BOUNDS, Scripts, Submission
+from broker.wire import Request, Sampling, Ticket, pack_tokens
+from mtplx_core.audit import audit
+from mtplx_core.engine import Sampling as EngineSampling
+from mtplx_core.engine import SchedulerMode
+from mtplx_core.errors import ModelLoadError
+from mtplx_core.loader import load_model
+from tests.support.models import write_tiny_llama
+from tests.support.reads import read_log, read_status
+from tests.workers.rig import PATIENCE_S, FragileServer
+from workers.config import WorkerConfig
+from workers.daemon import Links, Worker
+from workers.errors import LaneError
+from workers.mlx_lane import MlxLane
+
+PROMPT = (70, 71, 72, 73)
+CONFIG = WorkerConfig(redis_url="unused", name="w", decode_batch_max=2, max_context_tokens=64)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny-llama")
+
+
+@asynccontextmanager
+async def loaded(server: FragileServer, config: WorkerConfig) -> AsyncIterator[Worker]:
+    """A worker that has loaded its model; closed with its connections."""
+    links = Links(server.client(), server.client(blocking=True))
+    worker = Worker(config, MlxLane(config), links)
+    worker.service.start()
+    try:
+        await worker.enlist()
+        await worker.load()
+        yield worker
+    finally:
+        await worker.close()
+        await links.close()
+
+
+async def decode(server: FragileServer, worker: Worker, *requests: Request) -> None:
+    """Bring requests through the worker, as the former would send them."""
+    scripts = Scripts(server.client())
+    for request in requests:
+        ticket = Ticket(request.id, request.model, request.profile, len(PROMPT), request.max_tokens, "interactive")
+        await scripts.accept(Submission(request, ticket, seed=11), DEFAULT_BOUNDS)
+    await scripts.form(worker.membership.id, "c1", [request.id for request in requests])
+    await worker.take_jobs(block_ms=None)
+    async with asyncio.timeout(PATIENCE_S):
+        while len(worker.committer.rows):
+            await worker.committer.wait_until_wanted()
+            await worker.committer.step()
+
+
+async def identity_of(server: FragileServer) -> str:
+    [record] = await Registry(server.client()).workers()
+    assert record.lane is not None
+    return record.lane.model
+
+
+@pytest.mark.parametrize("mode", [SchedulerMode.SERIAL, SchedulerMode.AR_BATCH, SchedulerMode.MTP_BATCH])
+async def test_worker_decodes_what_the_model_says(fragile: FragileServer, folder: Path, mode: SchedulerMode) -> None:
+    async with loaded(fragile, replace(CONFIG, model=str(folder), mode=mode)) as worker:
+        model = await identity_of(fragile)
+        request = Request("a", model, "balanced", pack_tokens(PROMPT), 12, Sampling(temperature=0.8), ignore_eos=True)
+
+        await decode(fragile, worker, request)
+
+    client = fragile.client()
+    tokens = await read_log(client, "a")
+    assert len(tokens) == 12
+    assert audit(load_model(folder).model, PROMPT, tokens, EngineSampling(temperature=0.8, seed=11)).passed
+    assert await read_status(client, "a") == "finished"
+
+
+async def test_worker_decodes_rows_together(fragile: FragileServer, folder: Path) -> None:
+    async with loaded(fragile, replace(CONFIG, model=str(folder))) as worker:
+        model = await identity_of(fragile)
+        greedy = Request("a", model, "balanced", pack_tokens(PROMPT), 12, Sampling(temperature=0.0), ignore_eos=True)
+        sampled = Request("b", model, "balanced", pack_tokens(PROMPT), 12, Sampling(temperature=1.2), ignore_eos=True)
+
+        await decode(fragile, worker, greedy, sampled)
+
+    client = fragile.client()
+    plain = load_model(folder).model
+    assert audit(plain, PROMPT, await read_log(client, "a"), EngineSampling()).passed
+    assert audit(plain, PROMPT, await read_log(client, "b"), EngineSampling(temperature=1.2, seed=11)).passed
+
+
+async def test_worker_says_what_its_model_is(fragile: FragileServer, folder: Path) -> None:
+    async with loaded(fragile, replace(CONFIG, model=str(folder), max_context_tokens=100_000)):
+        registry = Registry(fragile.client())
+        [record] = await registry.workers()
+        [card] = (await registry.cards()).values()
+
+        assert record.lane is not None
+        assert record.lane.route == "llama_ar_batch_b2_t1"
+        assert record.lane.max_context_tokens == card.max_context_tokens == 1024
+        assert card.name == "tiny-llama"
+        assert "tokenizer.json" in await registry.tokenizer_files(card.tokenizer)
+
+
+def test_lane_refuses_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError):
+        MlxLane(replace(CONFIG, model=str(tmp_path / "nowhere"))).describe()
+
+
+def test_lane_says_what_to_do_when_the_default_model_was_not_fetched(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="mtplx fetch"):
+        MlxLane(replace(CONFIG, cache_dir=tmp_path)).describe()
+
+
+def test_lane_needs_a_model_or_a_cache_directory() -> None:
+    with pytest.raises(LaneError, match="cache_dir"):
+        MlxLane(CONFIG).describe()
