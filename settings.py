@@ -70,7 +70,8 @@ class Settings:
     allow_open: bool = option(False, "Serve beyond this machine without keys.", API)
     keep_alive_s: float = option(
         10.0, "Longest silence on a stream before a comment is sent.", API, minimum=0.1, maximum=15)
-    body_limit_bytes: int = option(10 << 20, "Largest request body, and line of a batch.", API, BATCH, minimum=1024, maximum=1 << 30)
+    body_limit_bytes: int = option(
+        10 << 20, "Largest request body, and line of a batch.", API, BATCH, minimum=1024, maximum=1 << 30)
     default_timeout_s: float = option(
         3600.0, "Deadline of a request that names none.", API, minimum=1, maximum=7 * DAY_S)
     max_timeout_s: float = option(6 * 3600.0, "Latest deadline a request may name.", API, minimum=1, maximum=7 * DAY_S)
@@ -112,6 +113,8 @@ class Settings:
         PRESETS[USUAL].prefill_chunk_tokens, "Prompt tokens of a row fed in one forward.", WORKER,
         minimum=16, maximum=1 << 16)
     depth: int = option(1, "Most tokens drafted per row and cycle, mtp_batch only.", WORKER, minimum=0, maximum=8)
+    head: Path | None = option(
+        None, "Folder of a head that drafts, mtp_batch only; the row's own text drafts without one.", WORKER)
     token_budget: int = option(
         0, "Cache slots of all rows together; 0: derived from memory_bytes.", WORKER, minimum=0, maximum=1 << 40)
     memory_bytes: int = option(
@@ -119,7 +122,8 @@ class Settings:
     grace_s: float = option(
         30.0, "How long rows may go on after SIGTERM before they are handed back.", WORKER, minimum=0, maximum=3600)
     lease_s: float = option(
-        5.0, "How long without a heartbeat before a daemon is taken for dead.", API, FORMER, WORKER, minimum=0.5, maximum=600)
+        5.0, "How long without a heartbeat before a daemon is taken for dead.", API, FORMER, WORKER,
+        minimum=0.5, maximum=600)
     stall_s: float = option(
         120.0, "How long a step may take before a worker gives itself up.", WORKER, minimum=1, maximum=DAY_S)
     run_ahead_steps: int = option(

@@ -30,7 +30,7 @@ from api.offline import Offline
 from api.page import get_docs, get_openapi, get_page, get_static
 from api.services import Services
 from broker.client import Client
-from broker.errors import BrokerError
+from broker.errors import BrokerError, BrokerUnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +116,9 @@ async def count_response(message: Message, scope: Scope) -> None:
 def answer_error(request: HttpRequest, error: Exception) -> Response[bytes]:
     """Any failure in OpenAI's shape."""
     answer = as_api_error(error)
-    if answer.status >= 500 and not isinstance(error, ApiError | BrokerError):
+    if isinstance(error, BrokerUnavailableError):
+        logger.warning("%s %s refused: %s", request.method, request.scope["path"], error)
+    elif answer.status >= 500 and not isinstance(error, ApiError | BrokerError):
         logger.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
     return Response(error_body(answer), status_code=answer.status, media_type=MediaType.JSON, headers=answer.headers)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from api.batch_lines import Line
-from api.batch_parts import Kind, Result
+from api.batch_parts import Result
 from api.batch_schemas import Endpoint
 from api.errors import ApiError, BusyError
 from api.formats import error_body
@@ -88,6 +88,8 @@ class LineCall:
                 if error.code in AGAIN and attempt + 1 < ATTEMPTS:
                     attempt += 1
                     continue
+                if error.code == "deadline_exceeded":
+                    return expired_result(self._ground.batch_id, self._line)
                 return self._refused(error, self._id(attempt))
             return self._answered(call, whole)
 
@@ -126,9 +128,10 @@ class LineCall:
             return await self._text.join(self._ground.endpoint, self._line.body, terms)
 
     def _answered(self, call: TextCall, whole: Whole) -> Result:
-        if "cancelled" in whole.reasons or "deadline" in whole.reasons:
-            reason = "cancelled" if "cancelled" in whole.reasons else "expired"
-            return failed_result(self._ground.batch_id, self._line, f"request_{reason}", f"The request was {reason}.")
+        if "cancelled" in whole.reasons:
+            return _failed(self._ground.batch_id, self._line, "request_cancelled", "The request was cancelled.")
+        if "deadline" in whole.reasons:
+            return expired_result(self._ground.batch_id, self._line)
         response = _Response(200, call.id, msgspec.Raw(whole.body))
         return Result(
             number=self._line.number,
@@ -149,10 +152,15 @@ class LineCall:
         return f"{self._ground.batch_id}-{self._line.number}" + (f"-r{attempt}" if attempt else "")
 
 
-def failed_result(batch_id: str, line: Line, code: str, message: str) -> Result:
-    """The result of a line that got no answer at all."""
-    kind: Kind = "error"
-    return Result(line.number, kind, _encode(batch_id, line, None, _LineError(code, message)))
+def expired_result(batch_id: str, line: Line) -> Result:
+    """The result of a line that had no answer when the batch's window closed."""
+    return _failed(
+        batch_id, line, "batch_expired", "This request could not be executed before the completion window expired."
+    )
+
+
+def _failed(batch_id: str, line: Line, code: str, message: str) -> Result:
+    return Result(line.number, "error", _encode(batch_id, line, None, _LineError(code, message)))
 
 
 def _encode(batch_id: str, line: Line, response: _Response | None, error: _LineError | None) -> bytes:

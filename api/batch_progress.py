@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import cast
 
-from api.batch_calls import Ground, LineCall, failed_result
+from api.batch_calls import Ground, LineCall, expired_result
 from api.batch_lease import BatchLease
 from api.batch_lines import Line, LineRules, parse_line, read_lines
 from api.batch_parts import Parts, Result, Tally
@@ -76,10 +76,9 @@ class Progress:
 
     async def give_up(self, rules: LineRules) -> None:
         """The window has closed: an error for every line without an answer."""
-        message = "This request could not be executed before the completion window expired."
         results: list[Result] = []
         async for lines in self._unanswered(rules):
-            results += [failed_result(self._record.id, line, "batch_expired", message) for line in lines]
+            results += [expired_result(self._record.id, line) for line in lines]
             if len(results) >= PART_RESULTS:
                 await self._write(results)
                 results = []

@@ -117,7 +117,7 @@ class BatchRunner:
 
     async def _check_models(self, verdict: Verdict) -> str:
         """Add an error for each model that nobody ever served; returns the model if there is but one."""
-        fleet = await self._through_outages(lambda: self._tools.text.catalog.fleet(max_age_s=0))
+        fleet = await self._through_outages(lambda: self._tools.text.catalog.fleet(is_fresh=True))
         for name, line in verdict.models.items():
             if find(fleet, name) is None:
                 message = f"The model {name!r} does not exist; GET /v1/models lists those that do."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,8 +16,12 @@ from broker.liveness import Watcher
 from broker.registry import DaemonRecord
 from broker.wire import ModelCard
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_PROFILE = "balanced"
-PATIENCE_S = 1.0
+STALE_AGES = 5
+"""How many times its age a picture may be used while the next is taken: a busy process must not wait for itself."""
+PATIENCE_S = 3.0
 """How long anybody waits for a picture of the registry."""
 
 
@@ -57,13 +62,20 @@ class Catalog:
         """The picture as it was last taken, however old."""
         return self._fleet
 
-    async def fleet(self, *, max_age_s: float | None = None) -> Fleet:
-        """Raises: BrokerUnavailableError, also when Redis keeps silent."""
-        age_s = self._age_s if max_age_s is None else max_age_s
-        if self._clock() - self._taken <= age_s:
+    async def fleet(self, *, is_fresh: bool = False) -> Fleet:
+        """The picture; a fresh one is waited for, otherwise one that is a little old is answered at once and renewed.
+
+        Raises:
+            BrokerUnavailableError: there is none young enough, and Redis gives none.
+        """
+        age_s = self._clock() - self._taken
+        if age_s <= self._age_s and not is_fresh:
             return self._fleet
         if self._refresh is None or self._refresh.done():
             self._refresh = asyncio.create_task(self._take(), name="registry-picture")
+            self._refresh.add_done_callback(_look_at)
+        if age_s <= self._age_s * STALE_AGES and not is_fresh:
+            return self._fleet
         try:
             async with asyncio.timeout(PATIENCE_S):
                 return await asyncio.shield(self._refresh)  # others may wait for the same picture
@@ -87,7 +99,7 @@ class Catalog:
         fleet = await self.fleet()
         card = find(fleet, name)
         if card is None or not self.is_served(fleet, card):
-            fleet = await self.fleet(max_age_s=0)
+            fleet = await self.fleet(is_fresh=True)
             card = find(fleet, name)
         if card is None:
             raise ModelNotFoundError(name)
@@ -113,7 +125,7 @@ class Catalog:
         """Raises: ModelNotFoundError, BrokerUnavailableError."""
         fleet = await self.fleet()
         if find(fleet, name) is None:
-            fleet = await self.fleet(max_age_s=0)
+            fleet = await self.fleet(is_fresh=True)
         card = find(fleet, name)
         if card is None:
             raise ModelNotFoundError(name)
@@ -126,6 +138,12 @@ def find(fleet: Fleet, name: str) -> ModelCard | None:
         return exact
     named = [card for card in fleet.cards.values() if card.name == name]
     return max(named, key=lambda card: (fleet.last_seen_ms.get(card.model, 0), card.model), default=None)
+
+
+def _look_at(refresh: asyncio.Task[Fleet]) -> None:
+    """A picture that nobody waited for may fail; the next one will say so to whoever asks."""
+    if not refresh.cancelled() and (error := refresh.exception()) is not None:
+        logger.debug("no picture of the registry: %s", error)
 
 
 def serving(fleet: Fleet, card: ModelCard) -> list[DaemonRecord]:

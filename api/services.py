@@ -26,7 +26,7 @@ CHAT_DECODER = msgspec.json.Decoder(ChatRequest)
 COMPLETION_DECODER = msgspec.json.Decoder(CompletionRequest)
 
 TIMEOUT_HEADER = "x-mtplx-timeout-ms"
-ACCEPT_PATIENCE_S = 5.0
+ACCEPT_PATIENCE_S = 10.0
 """How long a call waits for the queue to take it."""
 
 

@@ -109,7 +109,7 @@ class BatchDesk:
         await self._run(
             "file_put",
             [keys.file(record.id), keys.files(record.key_id), keys.FILE_ENDS],
-            [record.id, msgspec.msgpack.encode(record), ttl_ms, record.created_s * 1000, record.expires_s],
+            [record.id, msgspec.msgpack.encode(record), ttl_ms, record.expires_s],
         )
 
     async def file(self, file_id: str) -> FileRecord | None:

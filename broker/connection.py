@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from redis.asyncio import Redis
+from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.exceptions import AuthenticationError, ConnectionError, OutOfMemoryError, RedisError, TimeoutError
@@ -19,6 +19,7 @@ from broker.errors import BrokerConfigError, BrokerUnavailableError
 
 CONNECT_TIMEOUT_S = 1.0
 COMMAND_TIMEOUT_S = 5.0
+CONNECTIONS_MAX = 32
 
 
 def connect(url: str, *, blocking: bool = False) -> Redis:
@@ -37,9 +38,13 @@ def connect(url: str, *, blocking: bool = False) -> Redis:
     if blocking and not url.startswith("unix:"):
         options["socket_keepalive"] = True  # a peer that vanished must end a read that waits for ever
     try:
-        return Redis.from_url(url, **options)
+        # Whoever finds all connections busy waits for one; a plain pool would refuse a burst of requests.
+        pool = BlockingConnectionPool.from_url(
+            url, max_connections=CONNECTIONS_MAX, timeout=COMMAND_TIMEOUT_S, **options
+        )
     except ValueError as error:
         raise BrokerConfigError(f"redis = {url!r}: {error}; allowed: redis://, rediss:// or unix:// URLs") from error
+    return Redis.from_pool(pool)
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from broker.connection import check_eviction, connect, translated
 from broker.errors import BrokerConfigError, BrokerUnavailableError
 from broker.line import Entry, Line
 from broker.policy import Cohort, PolicyConfig, plan
+from broker.pulse import Connection
 from broker.registry import DaemonRecord, Registry
 from broker.rows import RunningRows
 from broker.scripts import Registration, Scripts
@@ -71,6 +72,7 @@ class Former:
         self._line = Line(commands, monotonic=monotonic)
         self._takeover = Takeover(commands, self._scripts, lease_s=config.lease_s, max_crashes=config.max_crashes)
         self._shares = Shares()
+        self._connection: Connection | None = None
         self._is_working = False
         self._is_registered = False
         self._next_beat_s = float("-inf")
@@ -109,7 +111,7 @@ class Former:
         now_s = self._monotonic()
         if now_s >= self._next_beat_s:
             await self._beat()
-            await self._takeover.watch(now_s=now_s, own_id=self.id)
+            self._note_connection(await self._takeover.watch(now_s=now_s, own_id=self.id))
             await self._hold_lease()
             self._next_beat_s = now_s + self._config.lease_s / BEATS_PER_LEASE
         if not self._is_working:
@@ -172,6 +174,12 @@ class Former:
         fields |= {"pid": os.getpid(), "wire": WIRE_VERSION}
         await self._scripts.register(Registration(self.id, fields))
         self._is_registered = True
+
+    def _note_connection(self, connection: Connection) -> None:
+        # Another run of Redis may have undone entries that were read; the client reconnects without a word.
+        if connection != self._connection:
+            self._line.clear()
+        self._connection = connection
 
     async def _hold_lease(self) -> None:
         was_working = self._is_working

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from broker import keys
 from broker.connection import translated
 from broker.liveness import Watcher
-from broker.pulse import read_beats
+from broker.pulse import Connection, read_beats
 from broker.registry import DaemonRecord
 from broker.rows import RunningRows
 from broker.scripts import Scripts
@@ -34,11 +34,12 @@ class Takeover:
         self._max_crashes = max_crashes
         self._dead: frozenset[str] = frozenset()
 
-    async def watch(self, *, now_s: float, own_id: str) -> None:
-        """Look at every heartbeat but our own."""
+    async def watch(self, *, now_s: float, own_id: str) -> Connection:
+        """Look at every heartbeat but our own; returns over which connection."""
         beats = await read_beats(self._client)
         others = {daemon_id: counter for daemon_id, counter in beats.counters.items() if daemon_id != own_id}
         self._dead = self._watcher.observe(others, now_s=now_s, connection=beats.connection)
+        return beats.connection
 
     def start_anew(self) -> None:
         """Redis was away: nobody is known to be dead."""

@@ -118,6 +118,7 @@ def train(
 @click.option("--hold-out", type=_PATH, help="The same file as for `train`.")
 @click.option("--save", type=_FOLDER, help="Where the head goes if it pays, with its report.")
 @click.option("--tokens", default=64, show_default=True, help="Of each answer.")
+@click.option("--widths", default="1,4,8", show_default=True, help="Numbers of rows to decode together.")
 @click.option("--sequences", default=100, show_default=True, help="Held-out answers of each temperature to replay.")
 def verify(
     model: str | None,
@@ -126,6 +127,7 @@ def verify(
     hold_out: Path | None,
     save: Path | None,
     tokens: int,
+    widths: str,
     sequences: int,
 ) -> None:
     """Measure a head on held-out prompts, audit what it helped to decode, and save it if it pays."""
@@ -141,7 +143,8 @@ def verify(
     kept = HoldOut(_phrases(loaded, hold_out))
     lessons = held_out_lessons(shard_files(states), kept, limit=sequences)
     with _bar("verifying, runs") as advance:
-        report = run_verify(loaded, attached, lessons, trials=Trials(tokens=tokens), on_progress=advance)
+        trials = Trials(widths=tuple(int(part) for part in widths.split(",")), tokens=tokens)
+        report = run_verify(loaded, attached, lessons, trials=trials, on_progress=advance)
     told = json.dumps(report.as_json(), indent=2) + "\n"
     (head / "verify.json").write_text(told)
     click.echo(told)

@@ -102,7 +102,8 @@ def verify(
         "audit": checked,
         "trials": asdict(trials),
     }
-    return _judge(speed, checked, facts)
+    pays, why = judge(speed, is_exact=checked["passed"])
+    return Report(pays, why, facts)
 
 
 def replays(head: Head, held_out: Sequence[Lesson]) -> dict[str, Replay]:
@@ -113,6 +114,27 @@ def replays(head: Head, held_out: Sequence[Lesson]) -> dict[str, Replay]:
         name: replay(head, [lesson for lesson in held_out if round(lesson.temperature, 2) == value])
         for name, value in named.items()
     }
+
+
+def judge(speed: dict[str, Any], *, is_exact: bool) -> tuple[bool, str]:
+    """Whether a head pays, and why or why not.
+
+    Args:
+        speed: by width, then by way of decoding, its figures; the speeds are ratios to plain decoding.
+        is_exact: whether all outputs are plain decoding's, up to ties.
+    """
+    if not is_exact:
+        return False, "outputs differ from plain decoding beyond ties"
+    best, at = 0.0, ""
+    for width, ways in speed.items():
+        bar = max(1.0, ways["lookup"]["speed"])
+        for name, way in ways.items():
+            if name.startswith("head_") and way["speed"] / bar > best:
+                best, at = way["speed"] / bar, f"{name} at {width} rows"
+    told = f"{at} decodes {best:.2f} times as fast as the better of plain decoding and lookup alone"
+    if best < PAYS_FROM:
+        return False, f"at best, {told}; {PAYS_FROM} is the least that pays"
+    return True, told
 
 
 def decode(loaded: LoadedModel, way: Way, rows: Sequence[Row]) -> Run:
@@ -229,18 +251,3 @@ def _acceptance(runs: Sequence[Run]) -> dict[str, Any]:
             for name in names
         },
     }
-
-
-def _judge(speed: dict[str, Any], checked: dict[str, Any], facts: dict[str, Any]) -> Report:
-    if not checked["passed"]:
-        return Report(False, "outputs differ from plain decoding beyond ties", facts)
-    best, at = 0.0, ""
-    for width, ways in speed.items():
-        bar = max(1.0, ways["lookup"]["speed"])
-        for name, way in ways.items():
-            if name.startswith("head_") and way["speed"] / bar > best:
-                best, at = way["speed"] / bar, f"{name} at {width} rows"
-    told = f"{at} decodes {best:.2f} times as fast as the better of plain decoding and lookup alone"
-    if best < PAYS_FROM:
-        return Report(False, f"at best, {told}; {PAYS_FROM} is the least that pays", facts)
-    return Report(True, told, facts)

@@ -239,3 +239,28 @@ async def test_description_covers_every_field_of_the_bodies(http: httpx.AsyncCli
     assert "min_p" in schemas["ChatRequest"]["properties"]
     assert schemas["ChatRequest"]["additionalProperties"] is False
     assert set(document["paths"]) >= {"/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics"}
+
+
+async def test_catalog_answers_with_a_picture_a_little_old_while_the_next_is_taken(backend: FakeBackend) -> None:
+    now = [0.0]
+    catalog = Catalog(backend, age_s=1, lane_grace_s=60, stall_s=120, clock=lambda: now[0])
+    first = await catalog.fleet()
+    backend.picture = fleet(daemons=[])
+    now[0] = 3.0
+
+    second = await catalog.fleet()
+    await catalog.close()
+
+    assert second is first
+    assert await catalog.fleet() is backend.picture
+
+
+async def test_catalog_waits_for_a_picture_when_its_own_is_too_old(backend: FakeBackend) -> None:
+    now = [0.0]
+    catalog = Catalog(backend, age_s=1, lane_grace_s=60, stall_s=120, clock=lambda: now[0])
+    await catalog.fleet()
+    backend.fleet_error = BrokerUnavailableError("away")
+    now[0] = 10.0
+
+    with pytest.raises(BrokerUnavailableError):
+        await catalog.fleet()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -28,7 +29,7 @@ BODY: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "stream": True, "t
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
-    stack = Stack(workers=1)
+    stack = Stack(workers=1, apis=2)
     stack.arguments["worker"] = (
         *("--engine", "scripted", "--script-step-s", "0.002", "--script-tokens-per-step", "1,3,2"),
         *("--max-context-tokens", "8192"),
@@ -223,3 +224,20 @@ async def test_client_time_out_cancels_the_request(client: AsyncOpenAI, http: ht
         await client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=8000, timeout=0.3)
 
     await idle(http)
+
+
+async def test_server_told_to_stop_lets_its_streams_end(stack: Stack) -> None:
+    body = {**BODY, "max_tokens": 1500}
+
+    async with http_client(stack.url_of("api-1")) as http:
+        async with http.stream("POST", "/v1/chat/completions", json=body) as response:
+            lines = response.aiter_lines()
+            await anext(lines)
+            stack.signal("api-1", signal.SIGTERM)
+            rest = [line async for line in lines if line.startswith("data: ")]
+        status = await asyncio.to_thread(stack.processes["api-1"].wait, 10)
+        with pytest.raises(httpx.ConnectError):
+            await http.get("/health")
+
+    assert rest[-1] == "data: [DONE]"
+    assert status == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 from redis.asyncio import Redis
 
@@ -152,10 +154,11 @@ async def test_beat_of_an_unknown_batch_makes_no_lease(desk: BatchDesk, client: 
     assert await client.exists(keys.batch_lease("batch_1")) == 0
 
 
-async def test_page_goes_on_after_an_id(desk: BatchDesk) -> None:
-    for second in range(1, 6):
-        await desk.put_file(file_record(f"file-{second}", created_s=second))
+async def test_page_goes_on_after_an_id(desk: BatchDesk, client: Redis) -> None:
     index = keys.files("alice")
+    for place in range(1, 6):
+        await desk.put_file(file_record(f"file-{place}", created_s=1))
+        await cast("Any", client.zadd(index, {f"file-{place}": place}))  # as if a moment had passed between them
 
     first = await desk.page(index, after=None, limit=2)
     second_page = await desk.page(index, after="file-4", limit=9)

@@ -188,5 +188,5 @@ class Lifecycle(RuleBasedStateMachine):
         return owner == (b"running", worker_id.encode(), seat.attempt)
 
 
-Lifecycle.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+Lifecycle.TestCase.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
 test_requests_live_by_the_rules_whatever_happens = Lifecycle.TestCase

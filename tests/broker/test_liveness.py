@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.liveness import Watcher
@@ -76,6 +76,7 @@ def test_watcher_tells_daemons_apart() -> None:
     assert watcher.observe({"w1": 5, "w2": 2, "w3": 0}, now_s=2.0, connection=HERE) == {"w1"}
 
 
+@settings(deadline=None)
 @given(gaps=st.lists(st.floats(0.01, 3.0), max_size=30), breaks=st.sets(st.integers(0, 29)))
 def test_watcher_needs_a_whole_unbroken_lease_for_every_death(gaps: list[float], breaks: set[int]) -> None:
     watcher, now_s, connection, unbroken_s = Watcher(2.0), 0.0, 0, 0.0

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker import wire
@@ -151,6 +151,7 @@ def test_lane_fingerprint_names_model_profile_and_route() -> None:
     assert LANE.fingerprint == "tiny@0a1b:balanced:llama_b8_t2"
 
 
+@settings(deadline=None)
 @given(tokens=TOKEN_IDS)
 def test_tokens_are_the_same_after_packing(tokens: list[int]) -> None:
     assert wire.unpack_tokens(wire.pack_tokens(tokens)) == tuple(tokens)

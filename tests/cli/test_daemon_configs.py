@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from api.batch_worker import BatchWorkerConfig
 from api.config import ApiConfig
 from broker import embedded
 from broker.former import FormerConfig
@@ -19,7 +20,8 @@ from settings import ConfigError, Settings, options
 from workers.config import ScriptConfig, WorkerConfig
 
 BUILT: Mapping[type[Any], set[str]] = {
-    ApiConfig: {"redis_url"},
+    ApiConfig: {"redis_url", "files_url"},
+    BatchWorkerConfig: {"redis_url", "files_url"},
     FormerConfig: {"redis_url", "policy", "tick_s"},
     PolicyConfig: set(),
     WorkerConfig: {"redis_url", "name", "mode", "script"},

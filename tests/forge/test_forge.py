@@ -10,7 +10,7 @@ from mtplx_core.forge.lessons import HoldOut, held_out_lessons
 from mtplx_core.forge.recipe import Recipe
 from mtplx_core.forge.states import Lesson, shard_files
 from mtplx_core.forge.trainer import Trainer
-from mtplx_core.forge.verify import Report, Trials, verify
+from mtplx_core.forge.verify import Report, Trials, judge, verify
 from mtplx_core.heads import AttachedHead, load_attached_head
 from mtplx_core.loader import LoadedModel
 from mtplx_core.trunk import Trunk
@@ -67,13 +67,33 @@ def test_head_changes_no_output(report: Report) -> None:
     assert report.facts["audit"]["tokens"] >= 4 * TRIALS.tokens
 
 
-def test_report_says_why_a_head_does_not_pay(counter: LoadedModel, held_out: list[Lesson]) -> None:
-    useless = AttachedHead(Trunk(counter.model), [0, 1])
+def test_report_holds_acceptance_and_speed_at_every_width(report: Report) -> None:
+    assert set(report.facts["engine"]) == {"1", "4"}
+    for ways in report.facts["engine"].values():
+        assert ways["plain_tokens_per_s"] > 0
+        assert {"lookup", "head_depth_1", "head_depth_2"} < set(ways)
+    assert 0 < report.facts["sampled"]["accepted_by_place"][0] <= 1
 
-    report = verify(counter, useless, held_out, trials=TRIALS, on_progress=lambda done, total: None)
 
-    assert not report.pays
-    assert "the least that pays" in report.why
+@pytest.mark.parametrize(
+    ("lookup", "head", "is_exact", "pays", "why"),
+    [
+        (0.9, 1.2, True, True, "1.20 times"),
+        (1.19, 1.2, True, False, "the least that pays"),
+        (0.9, 0.95, True, False, "the least that pays"),
+        (0.9, 1.2, False, False, "differ from plain decoding"),
+    ],
+    ids=["faster", "no faster than lookup", "slower than plain", "not exact"],
+)
+def test_head_pays_only_when_it_is_exact_and_faster(
+    *, lookup: float, head: float, is_exact: bool, pays: bool, why: str
+) -> None:
+    speed = {"1": {"plain_tokens_per_s": 10.0, "lookup": {"speed": lookup}, "head_depth_1": {"speed": head}}}
+
+    verdict, reason = judge(speed, is_exact=is_exact)
+
+    assert verdict is pays
+    assert why in reason
 
 
 def test_saved_head_comes_with_its_curve(head: AttachedHead, states: Path) -> None:

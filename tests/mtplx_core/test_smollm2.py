@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-import jinja2
 import mlx.core as mx
 import pytest
 from tokenizers import Tokenizer
@@ -15,6 +13,7 @@ from mtplx_core.build import build_engine
 from mtplx_core.engine import Geometry, Row, Sampling, SchedulerMode
 from mtplx_core.loader import LoadedModel
 from tests.mtplx_core.driving import run
+from tests.support.chat_prompts import chat_prompt
 
 GEOMETRY = Geometry(decode_batch_max=4, max_context_tokens=256, prefill_chunk_tokens=128)
 QUESTION = "What is the capital of France?"
@@ -40,14 +39,6 @@ def tokenizer(smollm2: LoadedModel) -> Tokenizer:
     return Tokenizer.from_str(smollm2.tokenizer_files["tokenizer.json"].decode())
 
 
-def chat(loaded: LoadedModel, tokenizer: Tokenizer, question: str) -> tuple[int, ...]:
-    """The prompt as an API host makes it, from the files that travel to it alone."""
-    config = json.loads(loaded.tokenizer_files["tokenizer_config.json"])
-    messages = [{"role": "user", "content": question}]
-    text = jinja2.Template(config["chat_template"]).render(messages=messages, add_generation_prompt=True)
-    return tuple(tokenizer.encode(text, add_special_tokens=False).ids)
-
-
 @pytest.mark.parametrize(("text", "ids"), ENCODINGS.values(), ids=ENCODINGS.keys())
 def test_tokenizer_encodes_as_the_original_does(tokenizer: Tokenizer, text: str, ids: list[int]) -> None:
     assert tokenizer.encode(text, add_special_tokens=False).ids == ids
@@ -64,17 +55,17 @@ def test_model_knows_its_own_bounds(smollm2: LoadedModel) -> None:
 def test_greedy_answer_to_the_capital_of_france_is_paris(smollm2: LoadedModel, tokenizer: Tokenizer) -> None:
     engine = build_engine(SchedulerMode.SERIAL, smollm2, geometry=GEOMETRY)
 
-    heard = run(engine, [Row("row", chat(smollm2, tokenizer, QUESTION), 16)])
+    heard = run(engine, [Row("row", chat_prompt(smollm2, QUESTION), 16)])
 
     assert tokenizer.decode(heard.tokens["row"]).startswith("The capital of France is Paris.")
     assert heard.ends["row"].reason == "stop"
 
 
 def test_seeded_answers_are_the_samplers_alone_and_among_neighbours(smollm2: LoadedModel, tokenizer: Tokenizer) -> None:
-    prompt = chat(smollm2, tokenizer, "Tell me a story about a fox.")
+    prompt = chat_prompt(smollm2, "Tell me a story about a fox.")
     row = Row("row", prompt, 8, Sampling(temperature=0.8, top_p=0.95, frequency_penalty=0.2, seed=2**40 + 5))
     others = [
-        Row("greedy", chat(smollm2, tokenizer, QUESTION), 6),
+        Row("greedy", chat_prompt(smollm2, QUESTION), 6),
         Row("wild", prompt[-12:], 9, Sampling(temperature=1.35, top_p=0.55, top_k=7, seed=7)),
     ]
 

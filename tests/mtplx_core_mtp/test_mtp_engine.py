@@ -15,6 +15,7 @@ from mtplx_core.depth import FixedDepth, Odds
 from mtplx_core.engine import Geometry, Row, Sampling
 from mtplx_core.errors import EngineDeadError
 from mtplx_core.heads.attached import AttachedHead
+from mtplx_core.heads.base import Head
 from mtplx_core.loader import LoadedModel
 from mtplx_core.mtp_batch import MtpBatchEngine, MtpOptions
 from mtplx_core.serial import SerialEngine
@@ -64,7 +65,7 @@ def head(loaded: LoadedModel) -> AttachedHead:
 def engine_of(
     loaded: LoadedModel,
     *depths: int,
-    head: AttachedHead | None = None,
+    head: Head | None = None,
     keeps_width: bool = False,
     geometry: Geometry = GEOMETRY,
 ) -> MtpBatchEngine:

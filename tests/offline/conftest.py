@@ -1,4 +1,4 @@
-"""A stack of real processes for the offline tests: one API, one former, one worker on the scripted engine."""
+"""A stack of real processes for the offline tests, with a batch worker; the worker runs the scripted engine."""
 
 from __future__ import annotations
 
@@ -6,20 +6,30 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import pytest_asyncio
+from openai import OpenAI
 
 from api.text_client import TextClient
 from broker.client import Client
 from tests.support.stack import Stack
 
+WORKER = ("--engine", "scripted", "--script-step-s", "0.002", "--lease-s", "1")
+
 
 @pytest.fixture(scope="session")
 def offline_stack() -> Iterator[Stack]:
     """Shared by all tests of this folder that kill nothing."""
-    stack = Stack(workers=1)
-    stack.arguments["worker"] = ("--engine", "scripted", "--script-step-s", "0.002", "--lease-s", "1")
+    stack = Stack(workers=1, batchers=1)
+    stack.arguments["worker"] = WORKER
     stack.arguments["former"] = ("--lease-s", "1")
+    stack.arguments["batcher"] = ("--batch-lease-s", "2")
     with stack:
         yield stack
+
+
+@pytest.fixture
+def openai(offline_stack: Stack) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{offline_stack.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
 @pytest_asyncio.fixture

@@ -1,0 +1,120 @@
+"""The attached head: its format on disk, whom it belongs to, and the floor it must reach. Runs on a tiny llama."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn
+import pytest
+
+from mtplx_core.errors import ModelLoadError
+from mtplx_core.head_check import measure_agreement
+from mtplx_core.heads.attached import DESCRIPTION_FILE, AttachedHead, load_attached_head, save_attached_head
+from mtplx_core.mtp_lane import load_head
+from mtplx_core.ragged_cache import plain_caches
+from mtplx_core.trunk import Trunk
+from tests.support.models import VOCAB_SIZE, tiny_llama
+
+TOKENS = mx.array([[5, 9, 70, 9, 12, 33]])
+
+
+@pytest.fixture
+def trunk() -> Trunk:
+    return Trunk(tiny_llama().model)
+
+
+@pytest.fixture
+def head(trunk: Trunk) -> AttachedHead:
+    made = AttachedHead(trunk, [9, 4, 200, 9, 31], max_depth=2, name="trained")
+    made.layer.mlp.down_proj.weight = mx.random.normal(made.layer.mlp.down_proj.weight.shape, key=mx.random.key(1))
+    return made
+
+
+def predict(head: AttachedHead, trunk: Trunk) -> mx.array:
+    return head.logits(head(trunk.hidden(TOKENS)[:, :-1], TOKENS[:, 1:]))
+
+
+def test_head_comes_back_from_disk_as_it_was(head: AttachedHead, trunk: Trunk, tmp_path: Path) -> None:
+    save_attached_head(head, tmp_path, trained_on="tiny@1")
+
+    loaded = load_attached_head(tmp_path, trunk)
+
+    assert (loaded.name, loaded.max_depth) == ("trained", 2)
+    assert loaded.draft_ids.tolist() == [4, 9, 31, 200]
+    assert mx.array_equal(predict(loaded, trunk), predict(head, trunk))
+
+
+def test_fresh_head_hands_on_the_trunks_hidden_state(trunk: Trunk) -> None:
+    fresh = AttachedHead(trunk, list(range(VOCAB_SIZE)))
+    hidden = trunk.hidden(TOKENS)
+
+    assert mx.allclose(fresh(hidden[:, :-1], TOKENS[:, 1:]), hidden[:, :-1], atol=1e-3)
+
+
+def test_head_predicts_the_same_pair_by_pair_as_at_once(head: AttachedHead, trunk: Trunk) -> None:
+    hidden = trunk.hidden(TOKENS)
+    cache = plain_caches(head.cached_layers)
+
+    steps = [head(hidden[:, place : place + 1], TOKENS[:, place + 1 : place + 2], cache) for place in range(5)]
+
+    assert mx.allclose(mx.concatenate(steps, axis=1), head(hidden[:, :-1], TOKENS[:, 1:]), atol=1e-4)
+
+
+def test_head_is_refused_by_another_model(head: AttachedHead, tmp_path: Path) -> None:
+    save_attached_head(head, tmp_path, trained_on="tiny@1")
+    other = tiny_llama(seed=1).model
+    other.model.norm.weight = other.model.norm.weight * 1.1
+
+    with pytest.raises(ModelLoadError, match="trained for tiny@1"):
+        load_attached_head(tmp_path, Trunk(other))
+
+
+def test_head_follows_its_trunk_to_other_dtypes_and_to_four_bits(head: AttachedHead, tmp_path: Path) -> None:
+    save_attached_head(head, tmp_path, trained_on="tiny@1")
+    model: Any = tiny_llama().model
+    model.set_dtype(mx.bfloat16)
+    mlx.nn.quantize(model, group_size=32, bits=4)  # type: ignore[attr-defined]  # mlx.nn carries no types
+    trunk = Trunk(model)
+
+    loaded = load_attached_head(tmp_path, trunk)
+
+    assert loaded.fc.weight.dtype == mx.bfloat16
+    assert predict(loaded, trunk).shape == (1, 5, 4)
+
+
+@pytest.mark.parametrize("missing", ["source", "max_depth", "format"])
+def test_incomplete_description_is_refused(head: AttachedHead, trunk: Trunk, tmp_path: Path, missing: str) -> None:
+    save_attached_head(head, tmp_path, trained_on="tiny@1")
+    path = tmp_path / DESCRIPTION_FILE
+    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != missing}))
+
+    with pytest.raises(ModelLoadError, match=missing):
+        load_attached_head(tmp_path, trunk)
+
+
+def test_missing_head_is_refused(trunk: Trunk, tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="no readable"):
+        load_attached_head(tmp_path / "nowhere", trunk)
+
+
+def test_head_below_the_floor_is_refused_with_its_figure(head: AttachedHead, tmp_path: Path) -> None:
+    save_attached_head(head, tmp_path, trained_on="tiny@1")
+
+    with pytest.raises(ModelLoadError, match=r"drafts \d+\.\d% of a built-in text right"):
+        load_head(tmp_path, tiny_llama())
+
+
+def test_agreement_of_a_head_that_is_always_right_is_one(trunk: Trunk) -> None:
+    tokens = [5, 9, 70, 9, 12, 33]
+    said = mx.argmax(trunk.logits(trunk.hidden(mx.array([tokens]))), axis=-1)[:, 1:]
+
+    class Knowing(AttachedHead):
+        def logits(self, hidden: mx.array) -> mx.array:
+            return (said[..., None] == mx.arange(VOCAB_SIZE)).astype(mx.float32)
+
+    knowing = Knowing(trunk, list(range(VOCAB_SIZE)))
+
+    assert measure_agreement(trunk, knowing, tokens) == 1.0

@@ -1,0 +1,121 @@
+"""How an MTP lane is put together: b1-exact, unsupported caches, isolation, the start-up probe. Tiny random llama."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.generate import generate_step
+from mlx_lm.models.llama import Model, ModelArgs
+
+from mtplx_core.build import build_engine
+from mtplx_core.engine import Geometry, Profile, Row, SchedulerMode
+from mtplx_core.errors import LaneIsolationError, UnsupportedModeError
+from mtplx_core.isolation import inside_mtp_lane, refuse_inside_mtp_lane
+from mtplx_core.loader import LoadedModel
+from mtplx_core.probe import load_or_probe, probe_forwards
+from mtplx_core.trunk import Trunk
+from tests.mtplx_core.driving import run
+from tests.support.models import CONFIG, tiny_llama
+
+GEOMETRY = Geometry(decode_batch_max=4, max_context_tokens=256, depth=1, prefill_chunk_tokens=64)
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return tiny_llama()
+
+
+def generated(loaded: LoadedModel, row: Row) -> list[int]:
+    model: Any = loaded.model
+    return [int(token) for token, _ in generate_step(mx.array(row.prompt), model, max_tokens=row.max_tokens)]
+
+
+def test_b1_exact_says_what_mlx_lm_says_among_neighbours_and_after_a_restart(loaded: LoadedModel) -> None:
+    row = Row("row", tuple(range(30, 130)), 40, ignore_eos=True)
+    neighbours = [Row("n0", (5, 6), 30), Row("n1", tuple(range(90)), 50, ignore_eos=True)]
+    engine = build_engine(SchedulerMode.MTP_BATCH, loaded, geometry=GEOMETRY, profile=Profile.B1_EXACT)
+    answer = generated(loaded, row)
+
+    whole = run(engine, [neighbours[0], row, neighbours[1]]).tokens["row"]
+    resumed = run(engine, [Row("row", row.prompt, 40, committed=tuple(answer[:17]), ignore_eos=True)]).tokens["row"]
+
+    assert whole == answer
+    assert answer[:17] + resumed == answer
+    assert engine.snapshot()["lane"] == "mtp_batch_b1_exact_serial"
+
+
+def test_model_with_sliding_windows_is_refused_with_the_reason() -> None:
+    config = {**CONFIG, "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
+    args = ModelArgs.from_dict(config)  # type: ignore[no-untyped-call]  # mlx-lm annotates only in part
+
+    with pytest.raises(UnsupportedModeError, match="RotatingKVCache.*use ar_batch"):
+        Trunk(Model(args))
+
+
+def test_ar_service_cannot_be_called_from_the_mtp_lane() -> None:
+    refuse_inside_mtp_lane("step")
+
+    with inside_mtp_lane(), pytest.raises(LaneIsolationError, match="called step"):
+        refuse_inside_mtp_lane("step")
+
+
+def test_ar_engine_refuses_to_step_inside_the_mtp_lane(loaded: LoadedModel) -> None:
+    engine = build_engine(SchedulerMode.AR_BATCH, loaded, geometry=GEOMETRY)
+
+    with inside_mtp_lane(), pytest.raises(LaneIsolationError):
+        engine.step()
+    engine.close()
+
+
+def ticking(seconds: float) -> Iterator[float]:
+    return itertools.count(0.0, seconds)
+
+
+def test_probe_covers_every_depth_at_one_row_and_at_all(loaded: LoadedModel) -> None:
+    clock = ticking(0.001)
+
+    probe = probe_forwards(Trunk(loaded.model), GEOMETRY, clock=lambda: next(clock))
+
+    assert {(1, 0), (1, 1), (4, 0), (4, 1), (2, 0)} <= probe.seconds.keys()
+    assert probe.chunk_tokens <= GEOMETRY.prefill_chunk_tokens
+    assert probe.cost_table(GEOMETRY).cost(3, 1) > 0
+
+
+def test_probe_stops_when_its_time_is_up(loaded: LoadedModel) -> None:
+    clock = ticking(1.0)
+
+    probe = probe_forwards(Trunk(loaded.model), GEOMETRY, clock=lambda: next(clock), budget_s=5.0)
+
+    assert len(probe.seconds) == 1
+    assert probe.cost_table(GEOMETRY).cost(4, 1) > probe.cost_table(GEOMETRY).cost(4, 0)
+
+
+def test_probe_is_kept_per_model_and_measured_once(loaded: LoadedModel, tmp_path: Path) -> None:
+    clock, ticks = ticking(0.001), []
+
+    def now() -> float:
+        ticks.append(next(clock))
+        return ticks[-1]
+
+    trunk = Trunk(loaded.model)
+    first = load_or_probe(trunk, GEOMETRY, identity="tiny@1", folder=tmp_path, clock=now)
+    measured = len(ticks)
+    again = load_or_probe(trunk, GEOMETRY, identity="tiny@1", folder=tmp_path, clock=now)
+
+    assert again == first
+    assert len(ticks) == measured > 0
+
+
+def test_unreadable_probe_file_is_measured_anew(loaded: LoadedModel, tmp_path: Path) -> None:
+    clock = ticking(0.001)
+    trunk = Trunk(loaded.model)
+    load_or_probe(trunk, GEOMETRY, identity="tiny@1", folder=tmp_path, clock=lambda: next(clock))
+    (path,) = tmp_path.iterdir()
+    path.write_text("{")
+
+    assert load_or_probe(trunk, GEOMETRY, identity="tiny@1", folder=tmp_path, clock=lambda: next(clock)).seconds

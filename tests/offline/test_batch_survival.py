@@ -1,0 +1,129 @@
+"""A batch whose runner is killed, and whose Redis goes away: every line once. Engine: scripted, in processes."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+
+from openai import OpenAI
+from openai.types import Batch
+
+from broker import keys
+from tests.offline.batch_files import jsonl, line, read, submit, wait_for
+from tests.offline.conftest import WORKER
+from tests.offline.test_text_client import text_of
+from tests.support.scripted import ask
+from tests.support.stack import Stack, answers, connection, wait_until
+
+LINES = 2000
+
+
+def stack_of_its_own() -> Stack:
+    stack = Stack(workers=1, batchers=1)
+    stack.arguments["worker"] = ("--engine", "scripted", "--decode-batch-max", "32", "--lease-s", "2")
+    stack.arguments["former"] = ("--lease-s", "2")
+    stack.arguments["batcher"] = ("--batch-lease-s", "2")
+    return stack
+
+
+def completed(batch: Batch) -> int:
+    return 0 if batch.request_counts is None else batch.request_counts.completed
+
+
+def ended_requests(stack: Stack) -> int:
+    """Offline requests that ended since the stack began, by the queue's own count."""
+    with connection(stack.redis_url) as redis:
+        counts = redis.hgetall(keys.ENDED)
+    return sum(int(count) for name, count in counts.items() if name.startswith(b"offline:"))
+
+
+def test_every_line_is_answered_once_though_its_runner_is_killed_three_times_and_redis_once() -> None:
+    with (
+        stack_of_its_own() as stack,
+        OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=8) as openai,
+    ):
+        batch = submit(openai, jsonl([line(f"line-{i}", max_tokens=4 + i % 8) for i in range(LINES)]))
+        for share in (0.15, 0.35, 0.55):
+            wait_for(openai, batch, lambda each, share=share: completed(each) >= share * LINES)  # type: ignore[misc]
+            stack.kill("batcher-0")
+            stack.start_one("batcher-0")
+        wait_for(openai, batch, lambda each: completed(each) >= 0.7 * LINES)
+        stack.kill("redis")
+        stack.start_one("redis")
+        wait_until(lambda: answers(stack.redis_url), "redis answers")
+
+        ended = wait_for(openai, batch, timeout_s=120)
+
+        found, errors = read(openai, ended.output_file_id), read(openai, ended.error_file_id)
+        texts = {each["custom_id"]: each["response"]["body"]["choices"][0]["text"] for each in found}
+        assert (ended.status, errors) == ("completed", [])
+        assert max(Counter(each["custom_id"] for each in found).values()) == 1
+        assert texts == {f"line-{i}": text_of(ask(f"line-{i}", 4 + i % 8).expected) for i in range(LINES)}
+        assert ended.request_counts is not None
+        assert (ended.request_counts.total, ended.request_counts.completed) == (LINES, LINES)
+        assert ended.request_counts.failed == 0
+        assert ended_requests(stack) == LINES, "a line ran twice"
+
+
+def test_runner_that_was_stopped_past_its_lease_writes_nothing_twice() -> None:
+    with (
+        stack_of_its_own() as stack,
+        OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=8) as openai,
+    ):
+        batch = submit(openai, jsonl([line(f"line-{i}", max_tokens=20) for i in range(1000)]))
+        wait_for(openai, batch, lambda each: completed(each) >= 150)
+        stack.signal("batcher-0", signal.SIGSTOP)
+        stack.start_one("batcher-1")
+        wait_for(openai, batch, lambda each: completed(each) >= 400 or each.status == "completed")
+        stack.signal("batcher-0", signal.SIGCONT)
+
+        ended = wait_for(openai, batch, timeout_s=120)
+
+        names = [each["custom_id"] for each in read(openai, ended.output_file_id)]
+        assert sorted(names) == sorted(f"line-{i}" for i in range(1000))
+        assert ended_requests(stack) == 1000, "a line ran twice"
+
+
+def test_batch_worker_told_to_stop_leaves_its_batch_to_the_next() -> None:
+    with (
+        stack_of_its_own() as stack,
+        OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=8) as openai,
+    ):
+        batch = submit(openai, jsonl([line(f"line-{i}", max_tokens=20) for i in range(1000)]))
+        wait_for(openai, batch, lambda each: completed(each) >= 100)
+
+        stack.signal("batcher-0", signal.SIGTERM)
+        status = stack.processes["batcher-0"].wait(10)
+        stack.start_one("batcher-1")
+
+        ended = wait_for(openai, batch)
+        assert status == 0
+        assert completed(ended) == 1000
+        assert ended_requests(stack) == 1000, "a line ran twice"
+
+
+def test_batch_for_a_model_without_a_worker_waits_and_says_so() -> None:
+    stack = stack_of_its_own()
+    stack.arguments["worker"] = WORKER
+    stack.arguments["api"] = ("--lane-grace-s", "0")
+    with stack, OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=8) as openai:
+        stack.signal("worker-0", signal.SIGTERM)
+        stack.processes["worker-0"].wait(10)
+
+        batch = submit(openai, jsonl([line("patient")]))
+        waiting = wait_for(openai, batch, lambda each: bool((each.model_extra or {}).get("waits_for")), timeout_s=90)
+        stack.start_one("worker-0")
+        ended = wait_for(openai, batch)
+
+        assert waiting.status == "in_progress"
+        assert "scripted" in str((waiting.model_extra or {})["waits_for"])
+        assert completed(ended) == 1
+        assert not (ended.model_extra or {})["waits_for"]
+
+
+def test_keys_left_by_batches_expire_or_are_permanent(offline_stack: Stack, openai: OpenAI) -> None:
+    wait_for(openai, submit(openai, jsonl([line("a key")])))
+    with connection(offline_stack.redis_url) as redis:
+        left = [key.decode() for key in redis.scan_iter() if redis.ttl(key) < 0]
+
+    assert [key for key in left if not keys.is_permanent(key)] == []
