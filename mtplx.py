@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
@@ -43,18 +44,26 @@ def main() -> NoReturn:
     sys.exit(0)
 
 
+_ELSEWHERE = {
+    "forge": "console.forge_cli",
+    "run": "console.offline_cli",
+    "batch": "console.offline_cli",
+    "dead": "console.offline_cli",
+}
+"""Commands that lie in a module of their own, read only when one of them is asked for."""
+
+
 class _Commands(click.Group):
-    """Also knows `forge`, which lies in a module of its own and is read only when it is asked for."""
+    """Also knows the commands that lie elsewhere."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), "forge"])
+        return sorted([*super().list_commands(ctx), *_ELSEWHERE])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name != "forge":
+        if cmd_name not in _ELSEWHERE:
             return super().get_command(ctx, cmd_name)
-        from console.forge_cli import forge
-
-        return forge
+        command: click.Command = getattr(import_module(_ELSEWHERE[cmd_name]), cmd_name)
+        return command
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -85,12 +94,14 @@ def api(*, with_parent: bool, **flags: object) -> None:
     """Run the HTTP API alone."""
     settings = _begin(flags, with_parent=with_parent)
 
+    import uvloop
+
     from api.errors import ApiConfigError
     from api.serve import run_api
     from console.daemons import api_config
 
     try:
-        asyncio.run(run_api(api_config(settings)))
+        uvloop.run(run_api(api_config(settings)))
     except ApiConfigError as error:
         _fail(error, EXIT_CONFIG)
 

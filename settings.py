@@ -27,8 +27,9 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 EngineName = Literal["mlx", "scripted"]
 
 UP, API, FORMER, WORKER, FETCH, KEY, LOOK = "up", "api", "former", "worker", "fetch", "key", "look"
-BATCH = "batch-worker"
-"""Who takes an option; `up` takes those of the daemons too, `LOOK` are status, top and doctor."""
+BATCH, ASK = "batch-worker", "ask"
+"""Who takes an option; `up` takes those of the daemons too, `LOOK` are status, top and doctor, `ASK` are run, batch
+and dead."""
 DAEMONS = (API, FORMER, WORKER, BATCH)
 
 
@@ -58,14 +59,16 @@ class Settings:
 
     # fmt: off
     redis: str | None = option(
-        None, "Redis to use, any redis-py URL; without one, the embedded broker.", *DAEMONS, LOOK, is_secret=True)
+        None, "Redis to use, any redis-py URL; without one, the embedded broker.", *DAEMONS, LOOK, ASK, is_secret=True)
     data_dir: Path | None = option(
-        None, "Where the embedded broker keeps its data and its runtime file.", *DAEMONS, LOOK)
+        None, "Where the embedded broker keeps its data and its runtime file.", *DAEMONS, LOOK, ASK)
     cache_dir: Path | None = option(None, "Where fetched models are kept.", WORKER, FETCH, LOOK)
     log_level: LogLevel = option("info", "Least level that is logged.", *DAEMONS)
 
     host: str = option("127.0.0.1", "Address the API listens on.", API, LOOK)
     port: int = option(8000, "Port the API listens on; up takes a free one for 0.", API, LOOK, minimum=0, maximum=65535)
+    server: str | None = option(None, "URL of the API to ask; without one, that of this machine.", ASK)
+    api_key: str | None = option(None, "API key to ask with.", ASK, is_secret=True)
     keys_file: Path | None = option(None, "TOML file of hashed API keys; without one no key is asked for.", API, KEY)
     allow_open: bool = option(False, "Serve beyond this machine without keys.", API)
     keep_alive_s: float = option(

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import cast
 
-from api.batch_calls import Ground, LineCall, expired_result
+from api.batch_calls import LineCall, expired_result
 from api.batch_lease import BatchLease
 from api.batch_lines import Line, LineRules, parse_line, read_lines
 from api.batch_parts import Parts, Result, Tally
 from api.batch_schemas import Endpoint
 from api.file_store import FileStore, content_path
+from api.patient_calls import Patience
 from api.text_client import TextClient
 from broker.batches import BatchDesk, BatchRecord
 from broker.errors import BrokerUnavailableError
@@ -53,6 +54,12 @@ class Progress:
         self._results: asyncio.Queue[Result | None] = asyncio.Queue()
         self._calls: dict[int, LineCall] = {}
         self._waits_for = ""
+        self._patience = Patience(
+            key_id=record.key_id,
+            remaining_s=lease.remaining_s,
+            may_submit=lease.be_sure,
+            on_wait=self._note_wait,
+        )
         self._began_s = self._wrote_s = time.monotonic()
 
     @property
@@ -111,23 +118,14 @@ class Progress:
                     group.create_task(self._answer(line, slots), name="batch-line")
 
     async def _answer(self, line: Line, slots: asyncio.Semaphore) -> None:
-        call = LineCall(self._tools.text, self._ground(), line)
+        endpoint = cast("Endpoint", self._record.endpoint)
+        call = LineCall(self._tools.text, self._patience, endpoint, self._record.id, line)
         self._calls[line.number] = call
         try:
             self._results.put_nowait(await call.run())
         finally:
             del self._calls[line.number]
             slots.release()
-
-    def _ground(self) -> Ground:
-        return Ground(
-            batch_id=self._record.id,
-            endpoint=cast("Endpoint", self._record.endpoint),
-            key_id=self._record.key_id,
-            remaining_s=self._lease.remaining_s,
-            may_submit=self._lease.be_sure,
-            on_wait=self._note_wait,
-        )
 
     def _note_wait(self, what: str) -> None:
         if what and what != self._waits_for:
@@ -174,6 +172,7 @@ class Progress:
         return max(0.0, self._wrote_s + interval_s - now_s)
 
     async def _write(self, results: Sequence[Result]) -> None:
+        await self._lease.be_sure()  # else these may be answers that another runner has taken and given up
         await asyncio.to_thread(self._parts.write, results)
         self._wrote_s = time.monotonic()
         for result in results:

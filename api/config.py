@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from api.errors import ApiConfigError
@@ -71,6 +72,7 @@ class ApiConfig:
             )
 
 
+@lru_cache(256)  # asked for every request
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach a server bound to `host`."""
     if host == "localhost":

@@ -64,6 +64,7 @@ async def run_api(config: ApiConfig, *, on_ready: Callable[[str], None] | None =
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             lifespan="on",
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=max(1, round(config.drain_s)),

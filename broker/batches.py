@@ -18,6 +18,8 @@ from broker.scripts import source
 BatchStatus = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
 ]
+STUB_MS = 3600 * 1000
+"""Longer than a process may be stopped and still act on what it thought before."""
 OVER: frozenset[str] = frozenset({"failed", "completed", "expired", "cancelled"})
 
 
@@ -225,10 +227,10 @@ class BatchDesk:
         """Give the lease back, so that the next runner need not wait for its end."""
         await self.beat(batch_id, runner, lease_ms=0, fields={})
 
-    async def forget(self, request_ids: Sequence[str]) -> int:
+    async def forget(self, request_ids: Sequence[str], *, stub_ms: int = STUB_MS) -> int:
         """FORGET; how many records went."""
         names = [name for each in request_ids for name in (keys.state(each), keys.log(each), keys.logprobs(each))]
-        return int(await self._run("forget", names, [])) if names else 0
+        return int(await self._run("forget", names, [stub_ms, *request_ids])) if names else 0
 
     async def _run(self, name: str, script_keys: Sequence[str], args: Sequence[Any]) -> Any:
         with translated():

@@ -262,7 +262,7 @@ class Former:
     async def _listen(self) -> None:
         """Be woken by whatever may have made a row or a request ready."""
         delay_s = RECONNECT_MIN_S
-        while True:
+        while not self._is_stopping:
             with suppress(RedisError, OSError):
                 async with self._blocking.pubsub() as pubsub:
                     await cast("Any", pubsub.subscribe(keys.WAKE))

@@ -35,6 +35,12 @@ def files_url_of(settings: Settings) -> str:
     return settings.file_store or str(layout_of(settings).data_dir / "files")
 
 
+def running_api_url(settings: Settings) -> str | None:
+    """Where the API of a running `mtplx up` answers; None when none runs."""
+    runtime = find_runtime(layout_of(settings))
+    return None if runtime is None else runtime.api_url
+
+
 def api_url_of(settings: Settings) -> str:
     """Where a person on this machine reaches the API."""
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)

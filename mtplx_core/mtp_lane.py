@@ -14,7 +14,8 @@ from mtplx_core.engine import Engine, Geometry, Profile
 from mtplx_core.head_check import require_useful_head
 from mtplx_core.heads.attached import load_attached_head
 from mtplx_core.heads.base import Head
-from mtplx_core.loader import LoadedModel
+from mtplx_core.loader import LoadedModel, weight_bytes
+from mtplx_core.memory import hold_buffer_cache, plan_this_machine
 from mtplx_core.mtp_batch import MtpBatchEngine, MtpOptions
 from mtplx_core.probe import load_or_probe
 from mtplx_core.serial import SerialEngine
@@ -45,6 +46,7 @@ def build_mtp_engine(
     """
     if profile is Profile.B1_EXACT:
         return SerialEngine(loaded, replace(geometry, depth=0), lane=B1_EXACT_LANE, replays_committed=True)
+    hold_buffer_cache(plan_this_machine(weight_bytes=weight_bytes(loaded)))
     if probe_dir is None:
         costs = assumed_costs(rows=geometry.decode_batch_max, depth=geometry.depth)
         chunk_tokens = geometry.prefill_chunk_tokens

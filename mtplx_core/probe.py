@@ -27,6 +27,8 @@ ATTENDED_TOKENS = 256
 """Context length the table is measured at."""
 _REPEATS = 3
 _CHUNKS = (512, 256, 128, 64, 32)
+_FOR_CHUNKS = 0.25
+"""Of the budget."""
 _CHUNK_CYCLES = 2.0
 """A prefill chunk may cost this many cycles of the full batch."""
 _TILE_EDGES = (4, 5, 8, 16, 32, 33, 64)
@@ -57,10 +59,12 @@ def probe_forwards(trunk: Trunk, geometry: Geometry, *, clock: Callable[[], floa
     deadline = clock() + budget_s
     seconds: dict[tuple[int, int], float] = {}
     for rows, depth in _grid(geometry):
-        if seconds and clock() > deadline - 2.0:  # the rest is for the prefill chunk
+        started = clock()
+        seconds[rows, depth] = time_forward(trunk, rows=rows, positions=depth + 1, clock=clock)
+        # A wider point may take twice as long; the rest is for the prefill chunk.
+        if clock() + 2 * (clock() - started) > deadline - _FOR_CHUNKS * budget_s:
             logger.info("probe stopped at %d points", len(seconds))
             break
-        seconds[rows, depth] = time_forward(trunk, rows=rows, positions=depth + 1, clock=clock)
     widest = max(rows for rows, depth in seconds if depth == 0)
     limit = _CHUNK_CYCLES * seconds[widest, 0]
     return Probe(seconds, _fitting_chunk(trunk, geometry, limit_s=limit, deadline=deadline, clock=clock))
