@@ -15,8 +15,8 @@ from api.batch_schemas import BatchList, BatchRequest, batch_object, window_s
 from api.dependencies import HttpRequest, OurOffline, OurPayer
 from api.errors import ApiError, BadRequestError
 from api.generate import read_json
-from api.intake import parse
 from api.offline import limit_of
+from api.parsing import parse
 from api.responses import JsonResponse
 from broker import keys
 from broker.batches import BatchRecord

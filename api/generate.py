@@ -11,7 +11,8 @@ from api.answers import Answer
 from api.dependencies import HttpRequest, OurPayer, OurServices
 from api.errors import ApiError, BadRequestError
 from api.formats import ChatFormat, CompletionFormat, Format
-from api.intake import Job, Payer, chat_job, completion_job, parse
+from api.intake import Job, Payer, chat_job, completion_job
+from api.parsing import parse
 from api.responses import StreamedAnswer, WholeAnswer
 from api.schemas import GenerationRequest
 from api.services import CHAT_DECODER, COMPLETION_DECODER, TIMEOUT_HEADER, Services

@@ -1,34 +1,26 @@
-"""From a request body to what the queue takes: parsed, checked, rendered, tokenised, bounded. Submits nothing."""
+"""From a request body to what the queue takes: checked, rendered, tokenised, bounded. Submits nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-import msgspec
+from typing import Any
 
 from api.bundles import Bundle
-from api.chat import RESERVED, TemplateError
+from api.chat import TemplateError
 from api.errors import BadRequestError, ContextLengthError
 from api.models import Route
-from api.schemas import UNSUPPORTED, ChatRequest, CompletionRequest, GenerationRequest, Message
+from api.parsing import check_chat, check_completion
+from api.schemas import ChatRequest, CompletionRequest, GenerationRequest, Message
 from broker.scripts import Quota
 from broker.wire import Priority, Request, Sampling, Ticket, new_id, pack_tokens
 
 LONG_TEXT = 20_000
 """Characters from which tokenising would hold up the event loop."""
 MAX_CHOICES = 128
-
-Body = TypeVar("Body", bound=msgspec.Struct)
-
-_UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
-_MISSING_FIELD = re.compile(r"missing required field `([^`]*)`")
-_PATH = re.compile(r" - at `\$\.?([^`]*)`")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,25 +82,9 @@ class _Plan:
     top_logprobs: int | None
 
 
-def parse(data: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
-    """The body as a struct.
-
-    Raises:
-        BadRequestError: it is no JSON, or a field is missing, unknown, unsupported or out of bounds.
-    """
-    try:
-        return decoder.decode(data)
-    except msgspec.ValidationError as error:
-        raise _field_error(str(error)) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadRequestError(f"The body is not JSON: {error}.") from error
-    except RecursionError as error:
-        raise BadRequestError("The body is nested too deeply.") from error
-
-
 async def chat_job(body: ChatRequest, route: Route, bundle: Bundle, payer: Payer, *, order: Order = USUAL) -> Job:
     """Raises: BadRequestError."""
-    _check_chat(body)
+    check_chat(body)
     text = _render(body, bundle)
     tokens = await _encode(bundle, text, add_special_tokens=False)
     limits = [limit for limit in (body.max_completion_tokens, body.max_tokens) if limit is not None]
@@ -128,7 +104,7 @@ async def completion_job(
     body: CompletionRequest, route: Route, bundle: Bundle, payer: Payer, *, order: Order = USUAL
 ) -> Job:
     """Raises: BadRequestError."""
-    _check_completion(body)
+    check_completion(body)
     prompts = [
         await _encode(bundle, prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
         for prompt in _prompts(body)
@@ -256,34 +232,6 @@ def _logit_bias(bias: Mapping[str, float], vocab_size: int) -> tuple[tuple[int, 
     return tuple(sorted(pairs.items()))
 
 
-def _check_chat(body: ChatRequest) -> None:
-    _check_stream_options(body)
-    if body.max_tokens and body.max_completion_tokens and body.max_tokens != body.max_completion_tokens:
-        raise BadRequestError("max_tokens and max_completion_tokens contradict each other.", param="max_tokens")
-    if body.top_logprobs and not body.logprobs:
-        raise BadRequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
-    if body.store:
-        raise _unsupported("store")
-    for name in body.chat_template_kwargs or {}:
-        if name in RESERVED:
-            raise BadRequestError(f"{name!r} is not the client's to set.", param="chat_template_kwargs")
-
-
-def _check_completion(body: CompletionRequest) -> None:
-    _check_stream_options(body)
-    if body.echo:
-        raise _unsupported("echo")
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise _unsupported("best_of")
-
-
-def _check_stream_options(body: GenerationRequest) -> None:
-    if body.stream_options is not None and not body.stream:
-        raise BadRequestError("stream_options needs stream to be true.", param="stream_options")
-    if body.stream_options is not None and body.stream_options.include_obfuscation:
-        raise _unsupported("stream_options.include_obfuscation")
-
-
 def _prompts(body: CompletionRequest) -> list[str | list[int]]:
     if isinstance(body.prompt, str):
         return [body.prompt]
@@ -333,22 +281,3 @@ async def _encode(bundle: Bundle, text: str, *, add_special_tokens: bool) -> lis
     if len(text) < LONG_TEXT:
         return bundle.text.encode(text, add_special_tokens=add_special_tokens)
     return await asyncio.to_thread(bundle.text.encode, text, add_special_tokens=add_special_tokens)
-
-
-def _field_error(message: str) -> BadRequestError:
-    """msgspec's words, with the field where OpenAI's clients look for it."""
-    path = match[1] if (match := _PATH.search(message)) else ""
-    text = _PATH.sub("", message)
-    for pattern in (_UNKNOWN_FIELD, _MISSING_FIELD):
-        if match := pattern.search(text):
-            path = f"{path}.{match[1]}" if path else match[1]
-            word = "Unknown field" if pattern is _UNKNOWN_FIELD else "Missing field"
-            return BadRequestError(f"{word}: {path}.", param=path)
-    leaf = re.split(r"[.\[]", path)[0] if not path.startswith("messages") else path.rpartition(".")[2]
-    if leaf in UNSUPPORTED:
-        return _unsupported(path)
-    return BadRequestError(f"{path}: {text}." if path else f"{text}.", param=path or None)
-
-
-def _unsupported(path: str) -> BadRequestError:
-    return BadRequestError(f"{path} is not supported.", param=path, code="unsupported_parameter")

@@ -20,8 +20,9 @@ from api.answers import Chores
 from api.backend import RedisBackend
 from api.bundles import Bundles
 from api.errors import BadRequestError
-from api.intake import Order, Payer, Work, chat_job, completion_job, parse
+from api.intake import Order, Payer, Work, chat_job, completion_job
 from api.models import Catalog
+from api.parsing import parse
 from api.schemas import ChatRequest, CompletionRequest
 from api.text_calls import Endpoint, Reading, TextCall, decode_note, note_of, reading_of
 from broker.client import Client, Handle

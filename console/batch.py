@@ -100,7 +100,8 @@ def status(server: Server, batch_id: str | None, *, as_json: bool) -> None:
 def wait(server: Server, batch_id: str, *, pause: Callable[[float], None] = time.sleep) -> int:
     """Until it is over, with a bar; the exit status."""
     columns = (TextColumn("mtplx: {task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("waiting", total=None)
         while True:
             batch = server.call("GET", f"/v1/batches/{batch_id}")

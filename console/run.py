@@ -133,7 +133,8 @@ def _bar() -> Progress:
         TimeRemainingColumn(),
         TextColumn("{task.fields[facts]}"),
     )
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 class _View:

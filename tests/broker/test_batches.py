@@ -10,8 +10,9 @@ from redis.asyncio import Redis
 from broker import keys
 from broker.batches import BatchDesk, FileRecord
 from broker.scripts import DEFAULT_BOUNDS, Scripts
+from broker.wire import Failed
 from tests.support import factories as make
-from tests.support.reads import read_state
+from tests.support.reads import read_end, read_state
 from tests.support.wait import wait_until
 
 FIELDS: dict[str, str | int] = {
@@ -197,5 +198,21 @@ async def test_forget_takes_ended_requests_and_spares_the_others(
     await scripts.cancel("r1", "client")
 
     assert await desk.forget(["r1", "r2", "r3"]) == 1
-    assert await read_state(client, "r1") == {}
+    assert set(await read_state(client, "r1")) == {"status", "digest", "ordinal", "forgotten", "end"}
     assert (await read_state(client, "r2"))["status"] == b"waiting"
+    assert await desk.forget(["r1"]) == 0
+
+
+async def test_forgotten_request_is_not_run_again_when_it_is_submitted_late(
+    desk: BatchDesk, scripts: Scripts, client: Redis
+) -> None:
+    await scripts.accept(make.submission("r1"), DEFAULT_BOUNDS)
+    await scripts.cancel("r1", "client")
+    await desk.forget(["r1"])
+
+    again = await scripts.accept(make.submission("r1"), DEFAULT_BOUNDS)
+
+    assert not again.is_new
+    end = await read_end(client, "r1")
+    assert isinstance(end, Failed)
+    assert end.code == "forgotten"

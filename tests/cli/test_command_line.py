@@ -6,8 +6,10 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import click.testing
 import pytest
 
@@ -24,6 +26,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def variables() -> list[str]:
     return [name for name in os.environ if name.startswith("MTPLX_")]
+
+
+def all_commands(group: click.Group) -> Iterator[click.Command]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield command
+        if isinstance(command, click.Group):
+            yield from all_commands(command)
 
 
 def python(code: str) -> None:
@@ -83,7 +95,7 @@ def test_command_says_in_one_line_that_a_url_cannot_be_read(tmp_path: Path) -> N
 
 
 def test_every_option_is_a_flag_of_some_command() -> None:
-    flags = {flag for command in cli.commands.values() for each in command.params for flag in each.opts}
+    flags = {flag for command in all_commands(cli) for each in command.params for flag in each.opts}
 
     assert {option.flag for option in options().values()} <= flags
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from openai import OpenAI
 from openai.types import Batch
 
-from tests.support.stack import wait_until
 from workers.scripted_lane import NAME
 
+POLL_S = 0.1
 OVER = {"failed", "completed", "expired", "cancelled"}
 
 
@@ -33,18 +34,16 @@ def submit(openai: OpenAI, data: bytes, **fields: Any) -> Batch:
 
 
 def wait_for(
-    openai: OpenAI, batch: Batch, is_there: Callable[[Batch], bool] | None = None, *, timeout_s: float = 60.0
+    openai: OpenAI, batch: Batch, is_there: Callable[[Batch], bool] | None = None, *, timeout_s: float = 180.0
 ) -> Batch:
     """The batch once it is over, or as far as asked."""
-    found = batch
-
-    def look() -> bool:
-        nonlocal found
+    end_s = time.monotonic() + timeout_s
+    while True:
         found = openai.batches.retrieve(batch.id)
-        return is_there(found) if is_there is not None else found.status in OVER
-
-    wait_until(look, "the batch is there", timeout_s=timeout_s, on_timeout=lambda: found.to_json())
-    return found
+        if is_there(found) if is_there is not None else found.status in OVER:
+            return found
+        assert time.monotonic() < end_s, f"not in {timeout_s} s: {found.to_json()}"
+        time.sleep(POLL_S)
 
 
 def read(openai: OpenAI, file_id: str | None) -> list[dict[str, Any]]:

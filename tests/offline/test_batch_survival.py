@@ -20,8 +20,7 @@ LINES = 2000
 
 def stack_of_its_own() -> Stack:
     stack = Stack(workers=1, batchers=1)
-    stack.arguments["worker"] = ("--engine", "scripted", "--decode-batch-max", "32", "--lease-s", "2")
-    stack.arguments["former"] = ("--lease-s", "2")
+    stack.arguments["worker"] = ("--engine", "scripted", "--decode-batch-max", "32")
     stack.arguments["batcher"] = ("--batch-lease-s", "2")
     return stack
 
@@ -52,7 +51,7 @@ def test_every_line_is_answered_once_though_its_runner_is_killed_three_times_and
         stack.start_one("redis")
         wait_until(lambda: answers(stack.redis_url), "redis answers")
 
-        ended = wait_for(openai, batch, timeout_s=120)
+        ended = wait_for(openai, batch)
 
         found, errors = read(openai, ended.output_file_id), read(openai, ended.error_file_id)
         texts = {each["custom_id"]: each["response"]["body"]["choices"][0]["text"] for each in found}
@@ -77,7 +76,7 @@ def test_runner_that_was_stopped_past_its_lease_writes_nothing_twice() -> None:
         wait_for(openai, batch, lambda each: completed(each) >= 400 or each.status == "completed")
         stack.signal("batcher-0", signal.SIGCONT)
 
-        ended = wait_for(openai, batch, timeout_s=120)
+        ended = wait_for(openai, batch)
 
         names = [each["custom_id"] for each in read(openai, ended.output_file_id)]
         assert sorted(names) == sorted(f"line-{i}" for i in range(1000))
@@ -111,7 +110,7 @@ def test_batch_for_a_model_without_a_worker_waits_and_says_so() -> None:
         stack.processes["worker-0"].wait(10)
 
         batch = submit(openai, jsonl([line("patient")]))
-        waiting = wait_for(openai, batch, lambda each: bool((each.model_extra or {}).get("waits_for")), timeout_s=90)
+        waiting = wait_for(openai, batch, lambda each: bool((each.model_extra or {}).get("waits_for")))
         stack.start_one("worker-0")
         ended = wait_for(openai, batch)
 

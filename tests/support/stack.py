@@ -24,7 +24,7 @@ import redis
 from broker import keys
 
 Kind = Literal["redis", "former", "worker", "api", "batcher"]
-READY_S = 60.0
+READY_S = 180.0
 
 
 class Stack:
@@ -78,7 +78,7 @@ class Stack:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self.folder,
-                env=_clean_environment(),
+                env=clean_environment(),
             )
         self.processes[name] = process
 
@@ -200,6 +200,6 @@ def _embedded_binary() -> str:
     return str(server_binary())
 
 
-def _clean_environment() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MTPLX_")}
     return {**kept, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
