@@ -200,8 +200,13 @@ def top(**flags: object) -> None:
 @cli.command()
 @takes(configuration.LOOK)
 @click.option("--json", "as_json", is_flag=True, help="As one JSON list.")
-def doctor(*, as_json: bool, **flags: object) -> None:
+@click.option("--device", is_flag=True, help="Check the device with the model instead: eight checks, some minutes.")
+def doctor(*, as_json: bool, device: bool, **flags: object) -> None:
     """Check the machine, the model, Redis and the daemons, and say what to do about each problem."""
+    if device:
+        from console.device import run_device_doctor
+
+        sys.exit(run_device_doctor(_settings(flags), os.environ, as_json=as_json))
     from console.doctor import run_doctor
 
     sys.exit(run_doctor(_settings(flags), os.environ, as_json=as_json))

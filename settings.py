@@ -80,6 +80,8 @@ class Settings:
     max_timeout_s: float = option(6 * 3600.0, "Latest deadline a request may name.", API, minimum=1, maximum=7 * DAY_S)
     retention_s: float = option(
         600.0, "How long an ended request stays readable.", API, minimum=1, maximum=30 * DAY_S)
+    detach_s: float = option(
+        60.0, "How long a request under an Idempotency-Key outlives its listener.", API, minimum=0.1, maximum=DAY_S)
     lane_grace_s: float = option(
         60.0, "How long a model without a live worker still queues.", API, minimum=0, maximum=DAY_S)
     drain_s: float = option(30.0, "How long open streams may go on after SIGTERM.", API, minimum=0, maximum=3600)
@@ -136,7 +138,7 @@ class Settings:
         PRESETS[USUAL].batch_wait_ms, "How long a free row may be held for company.", FORMER,
         minimum=0, maximum=10_000)
     offline_share: float = option(
-        PRESETS[USUAL].offline_share, "Largest share of a worker's rows that offline work may hold.", FORMER,
+        PRESETS[USUAL].offline_share, "Share of a worker's rows up to which offline work that has aged goes before interactive work.", FORMER,
         minimum=0.0, maximum=1.0)
     rows_per_key: int = option(
         0, "Most rows at once per API key; 0: no bound.", FORMER, minimum=0, maximum=1 << 20)

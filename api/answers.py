@@ -110,6 +110,8 @@ class Answer:
         self._meter = meter
         self.accepted = choices[-1].handle.accepted
         """What ACCEPT said last, after all choices of the call were counted."""
+        self.call_id = choices[0].handle.accepted.request_id
+        """The id the call has in the queue: an older call's where its idempotency key was known."""
         self._items: asyncio.Queue[Item] = asyncio.Queue(AHEAD)
         self._open = {choice.index: choice for choice in choices}
         self._pumps = [asyncio.create_task(self._pump(choice), name="answer-pump") for choice in choices]

@@ -24,6 +24,7 @@ from api.files import create_file, delete_file, get_file, get_file_content, list
 from api.formats import error_body
 from api.generate import create_chat_completion, create_completion
 from api.info import get_health, get_metrics, get_model, list_models
+from api.keyed import Detached
 from api.metrics import Metrics
 from api.models import Catalog
 from api.offline import Offline
@@ -86,6 +87,7 @@ def create_app(config: ApiConfig, *, open_backend: OpenBackend = open_redis) -> 
             catalog=catalog,
             bundles=Bundles(backend.tokenizer_files),
             metrics=Metrics(lambda: catalog.last),
+            detached=Detached(backend, config.detach_s),
             offline=Offline.over(config.redis_url, config.files_url) if config.files_url else None,
         )
         app.state.services = services

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from broker.client import Client
 from broker.registry import DaemonRecord, Load
-from broker.scripts import Accepted, Quota
+from broker.scripts import Accepted, Idempotency, Quota
 from broker.wire import Cause, Event, ModelCard, Request, Ticket
 
 
@@ -41,6 +41,9 @@ class Handle(Protocol):
 
     async def abandon(self, cause: Cause = "client") -> None: ...
 
+    def leave(self) -> None:
+        """Stop listening; the request goes on."""
+
 
 class Backend(Protocol):
     """The queue as seen from here."""
@@ -49,9 +52,23 @@ class Backend(Protocol):
     def is_connected(self) -> bool: ...
 
     async def submit(
-        self, request: Request, ticket: Ticket, *, seed: int | None, timeout_ms: int, retain_ms: int, quota: Quota
+        self,
+        request: Request,
+        ticket: Ticket,
+        *,
+        seed: int | None,
+        timeout_ms: int,
+        retain_ms: int,
+        quota: Quota,
+        idempotency: Idempotency | None = None,
     ) -> Handle:
         """Raises: RefusedError, BrokerUnavailableError."""
+
+    async def keep(self, request_id: str, for_ms: int) -> None:
+        """Somebody waits for a request that outlives its listeners. Raises: BrokerUnavailableError."""
+
+    async def cancel_unwanted(self, request_id: str) -> None:
+        """End it, if nobody does. Raises: BrokerUnavailableError."""
 
     async def fleet(self) -> Fleet:
         """Raises: BrokerUnavailableError."""
@@ -73,11 +90,31 @@ class RedisBackend:
         return self._client.is_connected
 
     async def submit(
-        self, request: Request, ticket: Ticket, *, seed: int | None, timeout_ms: int, retain_ms: int, quota: Quota
+        self,
+        request: Request,
+        ticket: Ticket,
+        *,
+        seed: int | None,
+        timeout_ms: int,
+        retain_ms: int,
+        quota: Quota,
+        idempotency: Idempotency | None = None,
     ) -> Handle:
         return await self._client.submit(
-            request, ticket, seed=seed, timeout_ms=timeout_ms, retain_ms=retain_ms, quota=quota
+            request,
+            ticket,
+            seed=seed,
+            timeout_ms=timeout_ms,
+            retain_ms=retain_ms,
+            quota=quota,
+            idempotency=idempotency,
         )
+
+    async def keep(self, request_id: str, for_ms: int) -> None:
+        await self._client.scripts.keep(request_id, for_ms)
+
+    async def cancel_unwanted(self, request_id: str) -> None:
+        await self._client.scripts.cancel(request_id, "listener", if_unwanted=True)
 
     async def fleet(self) -> Fleet:
         registry = self._client.registry

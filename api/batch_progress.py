@@ -17,6 +17,7 @@ from api.batch_lines import Line, LineRules, parse_line, read_lines
 from api.batch_parts import Parts, Result, Tally
 from api.batch_schemas import Endpoint
 from api.file_store import FileStore, content_path
+from api.models import find, serving
 from api.patient_calls import Patience
 from api.text_client import TextClient
 from broker.batches import BatchDesk, BatchRecord
@@ -26,6 +27,7 @@ from broker.wire import Cause
 logger = logging.getLogger(__name__)
 
 LINES_READ = 64
+WATCH_S = 2.0
 PART_RESULTS = 512
 PART_BYTES = 4 << 20
 FIRST_INTERVAL_S, LONGEST_INTERVAL_S = 0.5, 60.0
@@ -53,7 +55,7 @@ class Progress:
         self._lease = lease
         self._results: asyncio.Queue[Result | None] = asyncio.Queue()
         self._calls: dict[int, LineCall] = {}
-        self._waits_for = ""
+        self._waits_for = self._unserved = ""
         self._patience = Patience(
             key_id=record.key_id,
             remaining_s=lease.remaining_s,
@@ -65,7 +67,7 @@ class Progress:
     @property
     def fields(self) -> Mapping[str, str | int]:
         """For the batch's record: what is written down, and what the rest waits for."""
-        return self._tally.fields | {"waits_for": self._waits_for}
+        return self._tally.fields | {"waits_for": self._waits_for or self._unserved}
 
     async def run(self, rules: LineRules, *, in_flight: int) -> None:
         """Until every line is answered or the lease halts."""
@@ -73,13 +75,14 @@ class Progress:
         feeder = asyncio.create_task(self._feed(rules, room, asyncio.Semaphore(in_flight)), name="batch-feeder")
         writer = asyncio.create_task(self._write_for_ever(room), name="batch-writer")
         halted = asyncio.create_task(self._lease.halted.wait(), name="batch-halted")
+        watch = asyncio.create_task(self._watch_for_workers(), name="batch-watch")
         try:
             await asyncio.wait({feeder, writer, halted}, return_when=asyncio.FIRST_COMPLETED)
             await self._wind_down(feeder, writer)
         finally:
-            for task in (feeder, writer, halted):
+            for task in (feeder, writer, halted, watch):
                 task.cancel()
-            await asyncio.gather(feeder, writer, halted, return_exceptions=True)
+            await asyncio.gather(feeder, writer, halted, watch, return_exceptions=True)
 
     async def give_up(self, rules: LineRules) -> None:
         """The window has closed: an error for every line without an answer."""
@@ -131,6 +134,17 @@ class Progress:
         if what and what != self._waits_for:
             logger.info("batch %s waits: %s", self._record.id, what)
         self._waits_for = what
+
+    async def _watch_for_workers(self) -> None:
+        """Notice when nobody serves the model: its lines then wait in the queue without a word."""
+        catalog, model = self._tools.text.catalog, self._record.model
+        while model is not None:
+            with contextlib.suppress(BrokerUnavailableError):
+                fleet = await catalog.fleet()
+                card = find(fleet, model)
+                is_served = card is None or bool(serving(fleet, card))
+                self._unserved = "" if is_served else f"No worker serves {model!r} at the moment."
+            await asyncio.sleep(WATCH_S)
 
     async def _unanswered(self, rules: LineRules) -> AsyncGenerator[Sequence[Line], None]:
         """Lines without an answer, a few at a time."""

@@ -126,6 +126,8 @@ class BatchRunner:
 
     async def _answer(self) -> str:
         """Answer all lines; the status this leads to, or how the run ended."""
+        fresh = await self._through_outages(lambda: self._tools.desk.batch(self._record.id))
+        self._record = fresh or self._record
         tally = await asyncio.to_thread(self._parts.tally)
         self._progress = Progress(self._record, self._tools, self._parts, tally, self._lease)
         await self._progress.run(self._rules(), in_flight=self._limits.in_flight)

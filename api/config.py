@@ -33,6 +33,8 @@ class ApiConfig:
     max_timeout_s: float = 6 * 3600.0
     retention_s: float = 600.0
     """How long an ended request stays readable."""
+    detach_s: float = 60.0
+    """How long a request under an Idempotency-Key outlives its listener."""
     lane_grace_s: float = 60.0
     """How long a model without a live worker still queues."""
     drain_s: float = 30.0
@@ -55,7 +57,7 @@ class ApiConfig:
             allowed=f"above 0, at most max_timeout_s ({longest:g})",
             is_good=0 < self.default_timeout_s <= longest,
         )
-        for name in ("retention_s", "lane_grace_s", "drain_s", "registry_age_s", "stall_s"):
+        for name in ("retention_s", "detach_s", "lane_grace_s", "drain_s", "registry_age_s", "stall_s"):
             value = getattr(self, name)
             _check(name, value, allowed="0 or more", is_good=value >= 0)
 

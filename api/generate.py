@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from litestar import post
 from litestar.types import ASGIApp
 
 from api.answers import Answer
 from api.dependencies import HttpRequest, OurPayer, OurServices
-from api.errors import ApiError, BadRequestError
+from api.errors import ApiError
 from api.formats import ChatFormat, CompletionFormat, Format
 from api.intake import Job, Payer, chat_job, completion_job
+from api.keyed import HEADER, idempotency_key
 from api.parsing import parse
 from api.responses import StreamedAnswer, WholeAnswer
 from api.schemas import GenerationRequest
-from api.services import CHAT_DECODER, COMPLETION_DECODER, TIMEOUT_HEADER, Services
+from api.services import CHAT_DECODER, COMPLETION_DECODER, TIMEOUT_HEADER, Services, Terms
 from broker.scripts import Accepted, Quota
 
 MAX_TOKENS_HEADER = "x-mtplx-max-tokens"
@@ -25,10 +26,11 @@ MAX_TOKENS_HEADER = "x-mtplx-max-tokens"
 async def create_chat_completion(request: HttpRequest, services: OurServices, payer: OurPayer) -> ASGIApp:
     """Answer a conversation."""
     body = parse(await read_json(request), CHAT_DECODER)
-    timeout_ms = services.timeout_ms(request.headers.get(TIMEOUT_HEADER))
+    terms = terms_of(request, services, payer, endpoint="chat")
     way = await services.way(body)
     job = await chat_job(body, way.route, way.bundle, payer)
-    answer = await services.accept(job, way, payer=payer, endpoint="chat", timeout_ms=timeout_ms)
+    answer = await services.accept(job, way, terms)
+    job = replace(job, id=answer.call_id)
     style = ChatFormat(job, way.bundle.text, has_usage=wants_usage(body))
     return respond(services, body, AcceptedCall(job, payer, answer, style))
 
@@ -37,12 +39,19 @@ async def create_chat_completion(request: HttpRequest, services: OurServices, pa
 async def create_completion(request: HttpRequest, services: OurServices, payer: OurPayer) -> ASGIApp:
     """Continue a text."""
     body = parse(await read_json(request), COMPLETION_DECODER)
-    timeout_ms = services.timeout_ms(request.headers.get(TIMEOUT_HEADER))
+    terms = terms_of(request, services, payer, endpoint="completions")
     way = await services.way(body)
     job = await completion_job(body, way.route, way.bundle, payer)
-    answer = await services.accept(job, way, payer=payer, endpoint="completions", timeout_ms=timeout_ms)
+    answer = await services.accept(job, way, terms)
+    job = replace(job, id=answer.call_id)
     style = CompletionFormat(job, way.bundle.text, has_usage=wants_usage(body))
     return respond(services, body, AcceptedCall(job, payer, answer, style))
+
+
+def terms_of(request: HttpRequest, services: Services, payer: Payer, *, endpoint: str) -> Terms:
+    """What the headers ask for. Raises: BadRequestError."""
+    timeout_ms = services.timeout_ms(request.headers.get(TIMEOUT_HEADER))
+    return Terms(payer, endpoint, timeout_ms, idempotency_key(request.headers.get(HEADER)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +102,7 @@ def wants_usage(body: GenerationRequest) -> bool:
 
 
 async def read_json(request: HttpRequest) -> bytes:
-    """The raw body of a request that asks for nothing else in its headers.
+    """The raw body.
 
     Raises:
         ApiError: it is declared to be something other than JSON. A web page of another origin may post plain text
@@ -102,6 +111,4 @@ async def read_json(request: HttpRequest) -> bytes:
     declared = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if declared != "application/json":
         raise ApiError(f"Content-Type {declared!r}: send application/json.", status=415, kind="invalid_request_error")
-    if "idempotency-key" in request.headers:
-        raise BadRequestError("Idempotency-Key is not built yet.", param="Idempotency-Key", code="not_built")
     return await request.body()

@@ -15,7 +15,7 @@ from api.errors import BadRequestError, ContextLengthError
 from api.models import Route
 from api.parsing import check_chat, check_completion
 from api.schemas import ChatRequest, CompletionRequest, GenerationRequest, Message
-from broker.scripts import Quota
+from broker.scripts import Idempotency, Quota
 from broker.wire import Priority, Request, Sampling, Ticket, new_id, pack_tokens
 
 LONG_TEXT = 20_000
@@ -131,6 +131,13 @@ def sub_seed(seed: int | None, index: int) -> int | None:
     if index == 0:
         return unsigned
     return int.from_bytes(hashlib.sha256(f"{unsigned}:{index}".encode()).digest()[:8], "big")
+
+
+def idempotency_of(key: str | None, index: int, *, keep_s: float) -> Idempotency | None:
+    """The name of one of a call's requests, from the caller's name for the call."""
+    if key is None:
+        return None
+    return Idempotency(hashlib.sha256(f"{index}:{key}".encode()).hexdigest(), int(keep_s * 1000))
 
 
 def _job(plan: _Plan, prompts: Sequence[Sequence[int]], *, param: str) -> Job:

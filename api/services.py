@@ -14,7 +14,8 @@ from api.backend import Backend, Handle
 from api.bundles import Bundle, Bundles
 from api.config import ApiConfig, is_loopback
 from api.errors import ApiError, BadRequestError, from_broker
-from api.intake import Job, Payer, Work
+from api.intake import Job, Payer, Work, idempotency_of
+from api.keyed import Detached
 from api.metrics import Metrics
 from api.models import Catalog, Route
 from api.offline import Offline
@@ -26,6 +27,8 @@ CHAT_DECODER = msgspec.json.Decoder(ChatRequest)
 COMPLETION_DECODER = msgspec.json.Decoder(CompletionRequest)
 
 TIMEOUT_HEADER = "x-mtplx-timeout-ms"
+IDEMPOTENCY_S = 24 * 3600.0
+"""How long a key stands for its request, as long as that has a record."""
 ACCEPT_PATIENCE_S = 10.0
 """How long a call waits for the queue to take it."""
 
@@ -35,6 +38,16 @@ class Way(NamedTuple):
 
     route: Route
     bundle: Bundle
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On which terms a call enters the queue."""
+
+    payer: Payer
+    endpoint: str
+    timeout_ms: int
+    idempotency_key: str | None = None
 
 
 @dataclass(slots=True)
@@ -49,6 +62,8 @@ class Services:
     metrics: Metrics
     offline: Offline | None = None
     """Files and batches; None where they are off."""
+    detached: Detached | None = None
+    """Requests under idempotency keys; None where they are off."""
     chores: Chores = field(default_factory=Chores)
     is_draining: bool = False
 
@@ -79,13 +94,13 @@ class Services:
         route = await self.catalog.route(body.model, body.numerics_profile)
         return Way(route, await self.bundles.get(route.card.tokenizer))
 
-    async def accept(self, job: Job, way: Way, *, payer: Payer, endpoint: str, timeout_ms: int) -> Answer:
+    async def accept(self, job: Job, way: Way, terms: Terms) -> Answer:
         """Submit all requests of a call, or none. Raises: ApiError, BrokerError."""
         choices: list[Choice] = []
         try:
             async with asyncio.timeout(ACCEPT_PATIENCE_S):
                 for index, work in enumerate(job.works):
-                    handle = await self._submit(work, payer, timeout_ms)
+                    handle = await self._submit(work, terms, index)
                     choices.append(self._choice(index, handle, job, way))
         except BaseException as error:
             for choice in choices:
@@ -93,7 +108,7 @@ class Services:
             if isinstance(error, TimeoutError):
                 raise from_broker(BrokerUnavailableError("Redis does not answer")) from error
             raise
-        meter = self.metrics.call(endpoint, requests=len(choices), prompt_tokens=job.prompt_tokens)
+        meter = self.metrics.call(terms.endpoint, requests=len(choices), prompt_tokens=job.prompt_tokens)
         return Answer(choices, self.chores, meter)
 
     def timeout_ms(self, header: str | None) -> int:
@@ -107,18 +122,26 @@ class Services:
 
     async def close(self) -> None:
         await self.chores.finish()
+        if self.detached is not None:
+            await self.detached.close()
+        if self.offline is not None:
+            await self.offline.close()
         await self.catalog.close()
         await self.backend.close()
 
-    async def _submit(self, work: Work, payer: Payer, timeout_ms: int) -> Handle:
-        return await self.backend.submit(
+    async def _submit(self, work: Work, terms: Terms, index: int) -> Handle:
+        handle = await self.backend.submit(
             work.request,
             work.ticket,
             seed=work.seed,
-            timeout_ms=timeout_ms,
+            timeout_ms=terms.timeout_ms,
             retain_ms=int(self.config.retention_s * 1000),
-            quota=payer.quota,
+            quota=terms.payer.quota,
+            idempotency=idempotency_of(terms.idempotency_key, index, keep_s=IDEMPOTENCY_S),
         )
+        if terms.idempotency_key is None or self.detached is None:
+            return handle
+        return self.detached.hold(handle)
 
     def _choice(self, index: int, handle: Handle, job: Job, way: Way) -> Choice:
         request = job.works[index].request

@@ -9,7 +9,6 @@ A program that needs no answer now keeps `call.id` and asks `client.fetch(id)` l
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +19,7 @@ from api.answers import Chores
 from api.backend import RedisBackend
 from api.bundles import Bundles
 from api.errors import BadRequestError
-from api.intake import Order, Payer, Work, chat_job, completion_job
+from api.intake import Order, Payer, Work, chat_job, completion_job, idempotency_of
 from api.models import Catalog
 from api.parsing import parse
 from api.schemas import ChatRequest, CompletionRequest
@@ -28,7 +27,6 @@ from api.text_calls import Endpoint, Reading, TextCall, decode_note, note_of, re
 from broker.client import Client, Handle
 from broker.errors import UnknownRequestError
 from broker.notes import read_note, write_note
-from broker.scripts import Idempotency
 from broker.wire import Priority
 
 DAY_S = 24 * 3600.0
@@ -173,13 +171,6 @@ class TextClient:
             retain_ms=_ms(terms.keep_s),
             idempotency=idempotency_of(terms.idempotency_key, index, keep_s=terms.deadline_s + terms.keep_s),
         )
-
-
-def idempotency_of(key: str | None, index: int, *, keep_s: float) -> Idempotency | None:
-    """The name of one of a call's requests, from the caller's name for the call."""
-    if key is None:
-        return None
-    return Idempotency(hashlib.sha256(f"{index}:{key}".encode()).hexdigest(), _ms(keep_s))
 
 
 def _note_ttl_ms(terms: Terms) -> int:

@@ -22,7 +22,7 @@ LOAD = f"{TAG}:load"
 KEY_ROWS = f"{TAG}:key_rows"
 """Hash: rows running now, by API key id."""
 ENDED = f"{TAG}:ended"
-"""Hash: requests ended, by `status:cause`."""
+"""Hash: requests ended, by `priority:status:cause`."""
 DAEMONS = f"{TAG}:daemons"
 """Set of the ids of all registered daemons."""
 MODELS = f"{TAG}:models"
@@ -79,7 +79,7 @@ def log(request_id: str) -> str:
 
 
 def logprobs(request_id: str) -> str:
-    """List: one MessagePack `TokenLogprob` per committed token, where asked for."""
+    """List: one MessagePack `Logprob` per committed token, where asked for."""
     return f"{TAG}:lps:{request_id}"
 
 
@@ -89,7 +89,7 @@ def jobs(worker_id: str) -> str:
 
 
 def rows(worker_id: str) -> str:
-    """Hash: request id to `attempt cost`, the rows a worker owns."""
+    """Hash: request id to attempt, the rows a worker owns."""
     return f"{TAG}:rows:{worker_id}"
 
 

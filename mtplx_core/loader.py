@@ -54,19 +54,22 @@ class LoadedModel:
     """Type of the logits; ties are counted in its ulps."""
 
 
-def load_model(source: str | Path, *, cache_dir: Path | None = None, name: str | None = None) -> LoadedModel:
+def load_model(
+    source: str | Path, *, cache_dir: Path | None = None, name: str | None = None, is_lazy: bool = False
+) -> LoadedModel:
     """Load the model in folder `source`, or of hub id `source`.
 
     Args:
         cache_dir: where weight hashes are remembered by size and time; None hashes anew.
         name: what the model is called from here on; by default the last part of `source`.
+        is_lazy: leave the weights on disk until `read_weights`, or until they are first used.
 
     Raises:
         ModelLoadError: it is not there, or mlx-lm cannot load it.
     """
     path = _find(source)
     try:
-        model, config = load_mlx_model(path)
+        model, config = load_mlx_model(path, lazy=is_lazy)
     except Exception as error:  # mlx-lm raises whatever its parts raise; all of it means: not loadable
         raise ModelLoadError(f"cannot load {source}: {error}") from error
     name = name or Path(source).name
@@ -84,6 +87,11 @@ def load_model(source: str | Path, *, cache_dir: Path | None = None, name: str |
         config=config,
         dtype=dtype,
     )
+
+
+def read_weights(loaded: LoadedModel) -> None:
+    """Bring all weights into memory, on the thread that loaded the model."""
+    mx.eval(loaded.model.parameters())  # type: ignore[no-untyped-call]  # mlx annotates in part
 
 
 def weight_bytes(loaded: LoadedModel) -> int:

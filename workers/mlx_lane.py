@@ -31,7 +31,7 @@ class MlxLane:
     def describe(self) -> ServedModel:
         from mtplx_core.loader import load_model
 
-        self._loaded = loaded = load_model(self._folder(), cache_dir=self._config.cache_dir)
+        self._loaded = loaded = load_model(self._folder(), cache_dir=self._config.cache_dir, is_lazy=True)
         return ServedModel(
             identity=loaded.identity,
             name=loaded.name,
@@ -44,9 +44,11 @@ class MlxLane:
 
     def build(self) -> Engine:
         from mtplx_core.build import build_engine
+        from mtplx_core.loader import read_weights
         from mtplx_core.mtp_lane import load_head
 
         assert self._loaded is not None, "describe() comes first"
+        read_weights(self._loaded)
         config = self._config
         folder = config.head if config.mode is SchedulerMode.MTP_BATCH else None
         return build_engine(

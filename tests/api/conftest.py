@@ -17,7 +17,7 @@ from openai import AsyncOpenAI
 from api.app import create_app
 from api.backend import Backend, Fleet
 from api.config import ApiConfig
-from broker.scripts import Quota
+from broker.scripts import Idempotency, Quota
 from broker.wire import Request, Ticket
 from tests.api.fake import FakeBackend, FakeHandle
 
@@ -65,11 +65,31 @@ class _Stage:
         return self.current.is_connected
 
     async def submit(
-        self, request: Request, ticket: Ticket, *, seed: int | None, timeout_ms: int, retain_ms: int, quota: Quota
+        self,
+        request: Request,
+        ticket: Ticket,
+        *,
+        seed: int | None,
+        timeout_ms: int,
+        retain_ms: int,
+        quota: Quota,
+        idempotency: Idempotency | None = None,
     ) -> FakeHandle:
         return await self.current.submit(
-            request, ticket, seed=seed, timeout_ms=timeout_ms, retain_ms=retain_ms, quota=quota
+            request,
+            ticket,
+            seed=seed,
+            timeout_ms=timeout_ms,
+            retain_ms=retain_ms,
+            quota=quota,
+            idempotency=idempotency,
         )
+
+    async def keep(self, request_id: str, for_ms: int) -> None:
+        await self.current.keep(request_id, for_ms)
+
+    async def cancel_unwanted(self, request_id: str) -> None:
+        await self.current.cancel_unwanted(request_id)
 
     async def fleet(self) -> Fleet:
         return await self.current.fleet()

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from api.backend import Fleet
 from broker.errors import BrokerError
 from broker.registry import DaemonRecord, Load
-from broker.scripts import Accepted, Quota
+from broker.scripts import Accepted, Idempotency, Quota
 from broker.stops import StopMatcher
 from broker.vocabulary import byte_table, text_of
 from broker.wire import (
@@ -112,6 +112,9 @@ class FakeHandle:
         self._backend.running.discard(self._request.id)
         self._gone.set()
 
+    def leave(self) -> None:
+        self._gone.set()
+
 
 @dataclass
 class FakeBackend:
@@ -123,6 +126,8 @@ class FakeBackend:
     fleet_error: BrokerError | None = None
     submitted: list[tuple[Request, Ticket, int | None, int]] = field(default_factory=list)
     abandoned: dict[str, Cause] = field(default_factory=dict)
+    kept: dict[str, int] = field(default_factory=dict)
+    """For how many ms each request is wanted without a listener."""
     running: set[str] = field(default_factory=set)
     picture: Fleet = field(default_factory=lambda: fleet())
     files: dict[str, bytes] = field(default_factory=tokenizer_files)
@@ -142,7 +147,15 @@ class FakeBackend:
         return [request for request, _, _, _ in self.submitted]
 
     async def submit(
-        self, request: Request, ticket: Ticket, *, seed: int | None, timeout_ms: int, retain_ms: int, quota: Quota
+        self,
+        request: Request,
+        ticket: Ticket,
+        *,
+        seed: int | None,
+        timeout_ms: int,
+        retain_ms: int,
+        quota: Quota,
+        idempotency: Idempotency | None = None,
     ) -> FakeHandle:
         if self.refusal is not None and len(self.submitted) >= self.refuse_after:
             raise self.refusal
@@ -150,6 +163,12 @@ class FakeBackend:
         self.running.add(request.id)
         left = self.left if any(quota) else (None, None)
         return FakeHandle(self, request, self.script(request), Accepted(1, True, request.id, *left))
+
+    async def keep(self, request_id: str, for_ms: int) -> None:
+        self.kept[request_id] = for_ms
+
+    async def cancel_unwanted(self, request_id: str) -> None:
+        self.abandoned[request_id] = "listener"
 
     async def fleet(self) -> Fleet:
         if self.fleet_error is not None:

@@ -340,8 +340,8 @@ async def test_a_model_may_be_asked_for_by_its_identity(http: httpx.AsyncClient)
     assert response.status_code == 200
 
 
-async def test_an_idempotency_key_is_refused_by_name(http: httpx.AsyncClient) -> None:
-    response = await http.post(CHAT, json=CHAT_BODY, headers={"Idempotency-Key": "k"})
+async def test_an_idempotency_key_that_is_too_long_is_refused_by_name(http: httpx.AsyncClient) -> None:
+    response = await http.post(CHAT, json=CHAT_BODY, headers={"Idempotency-Key": "k" * 256})
 
     assert response.status_code == 400
     assert error_of(response)["param"] == "Idempotency-Key"

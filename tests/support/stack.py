@@ -94,6 +94,12 @@ class Stack:
             flags = [client.hmget(keys.daemon(daemon_id), "accepting", "dead") for daemon_id in ids]
         return sum(accepting == b"1" and dead is None for accepting, dead in flags)
 
+    def configure_redis(self, **settings: int | str) -> None:
+        """CONFIG SET on the running server."""
+        with connection(self.redis_url) as client:
+            for name, value in settings.items():
+                client.config_set(name, value)
+
     def signal(self, name: str, number: int) -> None:
         self.processes[name].send_signal(number)
 
