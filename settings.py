@@ -138,13 +138,17 @@ class Settings:
         PRESETS[USUAL].batch_wait_ms, "How long a free row may be held for company.", FORMER,
         minimum=0, maximum=10_000)
     offline_share: float = option(
-        PRESETS[USUAL].offline_share, "Share of a worker's rows up to which offline work that has aged goes before interactive work.", FORMER,
+        PRESETS[USUAL].offline_share,
+        "Share of a worker's rows up to which offline work that has aged goes before interactive work.", FORMER,
         minimum=0.0, maximum=1.0)
     rows_per_key: int = option(
         0, "Most rows at once per API key; 0: no bound.", FORMER, minimum=0, maximum=1 << 20)
     offline_age_ms: int = option(
         600_000, "Offline requests that waited longer go before interactive ones.", FORMER,
         minimum=0, maximum=30 * DAY_S * 1000)
+    min_run_ms: int = option(
+        5000, "How long an offline row that gave way to interactive work runs undisturbed once it is back.", FORMER,
+        minimum=0, maximum=DAY_S * 1000)
     max_crashes: int = option(
         3, "Workers that may die with a request before it is given up.", FORMER, minimum=1, maximum=100)
 

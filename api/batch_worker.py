@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -71,7 +72,17 @@ def run_batch_worker(config: BatchWorkerConfig, *, is_burst: bool = False) -> No
         ApiConfigError: the place for files is none.
     """
     store = FileStore(config.files_url)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     client = connect_blocking(config.redis_url)
+    try:
+        _work(client, config, store, is_burst=is_burst)
+    finally:
+        client.close()
+        for number, handler in before.items():  # RQ sets its own and leaves them
+            signal.signal(number, handler)
+
+
+def _work(client: Redis, config: BatchWorkerConfig, store: FileStore, *, is_burst: bool) -> None:
     pause = threading.Event()
     while True:
         worker = BatchWorker(BatchQueue(client), client, config, store)
@@ -80,7 +91,6 @@ def run_batch_worker(config: BatchWorkerConfig, *, is_burst: bool = False) -> No
         except RedisError as error:
             logger.warning("Redis cannot be used, the batch worker waits: %s", error)
         if worker.was_told_to_stop or is_burst:
-            client.close()
             return
         pause.wait(AGAIN_S)  # RQ's loop has ended over an outage of Redis
 

@@ -48,4 +48,6 @@ async def get_metrics(services: OurServices) -> ASGIApp:
     """Prometheus' text format."""
     with contextlib.suppress(BrokerError):
         await services.catalog.fleet()  # while Redis is away the last picture is shown
+        if services.offline is not None:
+            services.metrics.show_batches(await services.offline.desk.open_batches())
     return JsonResponse(services.metrics.render(), headers={"content-type": CONTENT_TYPE})

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
 from api.backend import Fleet
 from api.fleet_metrics import FleetCollector
+from broker.batches import BatchRecord
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -51,12 +52,24 @@ class Metrics:
             buckets=_GAPS,
             registry=registry,
         )
+        self.batches = Gauge("mtplx_batches", "Batches that have not ended.", ["status"], registry=registry)
+        self.batch_lines = Gauge("mtplx_batch_lines", "Lines of these batches.", ["state"], registry=registry)
         registry.register(FleetCollector(fleet))
 
     @property
     def open_requests(self) -> int:
         """Accepted requests of this process that have not ended."""
         return self._open
+
+    def show_batches(self, records: Sequence[BatchRecord]) -> None:
+        """The open batches of the whole system, as they were last read."""
+        self.batches.clear()
+        for record in records:
+            self.batches.labels(record.status).inc()
+        answered, failed = (sum(getattr(record, name) for record in records) for name in ("completed", "failed"))
+        self.batch_lines.labels("answered").set(answered)
+        self.batch_lines.labels("failed").set(failed)
+        self.batch_lines.labels("left").set(sum(record.total for record in records) - answered - failed)
 
     def answered(self, path: str, status: int) -> None:
         """One HTTP answer was begun."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import msgspec
 
+from api import openapi_offline
 from api.health import Health
 from api.schemas import Chat, ChatRequest, Completion, CompletionRequest, ErrorBody, Model, ModelList
 
@@ -27,10 +29,18 @@ _TIMEOUT = {
     "schema": {"type": "integer", "minimum": 1, "maximum": 10**12},
 }
 
+_IDEMPOTENCY = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "description": "The caller's name for this call: asked again under it, with the same body, it is the same call.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
+}
+
 
 @cache
-def description() -> bytes:
-    """The whole document as JSON."""
+def description(*, has_files: bool = False) -> bytes:
+    """The whole document as JSON; with the Files and Batches routes where they are on."""
     document = {
         "openapi": "3.1.0",
         "info": {
@@ -38,9 +48,9 @@ def description() -> bytes:
             "version": "1",
             "description": "OpenAI's chat and text completions over a durable queue. Unknown fields are refused.",
         },
-        "paths": _paths(),
+        "paths": _paths() | (openapi_offline.paths(_json, _errors) if has_files else {}),
         "components": {
-            "schemas": _schemas(),
+            "schemas": _schemas([*_BODIES, *openapi_offline.BODIES] if has_files else _BODIES),
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{}, {"bearer": []}],
@@ -48,8 +58,8 @@ def description() -> bytes:
     return msgspec.json.encode(document)
 
 
-def _schemas() -> dict[str, Any]:
-    _, schemas = msgspec.json.schema_components(_BODIES, ref_template="#/components/schemas/{name}")
+def _schemas(bodies: Sequence[type]) -> dict[str, Any]:
+    _, schemas = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
     for (name, field), narrowed in _NARROWED.items():
         schemas[name]["properties"][field] = narrowed
     return schemas
@@ -82,7 +92,7 @@ def _paths() -> dict[str, Any]:
 
 
 def _generation(text: str, asked: type, answered: type) -> dict[str, Any]:
-    streamed = {"description": "with stream: server-sent events, the last one [DONE]", "type": "string"}
+    streamed = {"description": "with stream: server-sent events, the last one [DONE]"}
     whole = _json("The answer", answered)
     whole["content"]["text/event-stream"] = {"schema": streamed}
     whole["headers"] = {
@@ -91,7 +101,7 @@ def _generation(text: str, asked: type, answered: type) -> dict[str, Any]:
     }
     return {
         "description": text,
-        "parameters": [_TIMEOUT],
+        "parameters": [_TIMEOUT, _IDEMPOTENCY],
         "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(asked)}}},
         "responses": {"200": whole, **_errors(400, 401, 404, 409, 413, 415, 429, 500, 503, 504)},
     }
@@ -104,8 +114,9 @@ def _read(text: str, answered: type) -> dict[str, Any]:
 _ERROR_WORDS = {
     400: "The body is wrong; `param` names the field",
     401: "No key, or an unknown one",
-    404: "No such model",
-    409: "The id is taken by another request",
+    403: "Pages of other sites may not do this",
+    404: "No such model, file or batch",
+    409: "The idempotency key is that of another body, or the batch has ended",
     413: "The body is too large",
     415: "The body is not declared as JSON",
     429: "A limit of this API key is reached",

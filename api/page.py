@@ -8,12 +8,13 @@ from litestar import get
 from litestar.params import FromPath
 from litestar.types import ASGIApp
 
+from api.dependencies import OurServices
 from api.errors import ApiError
 from api.openapi import description
 from api.responses import JsonResponse
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-_STATIC = ("app.js", "docs.js", "events.js", "icon.svg", "lanes.js", "style.css")
+_STATIC = ("app.js", "batches.js", "docs.js", "events.js", "icon.svg", "lanes.js", "style.css")
 
 _HEADERS = {
     "cache-control": "no-cache",
@@ -43,10 +44,11 @@ def get_static(name: FromPath[str]) -> ASGIApp:
     return _file(name)
 
 
-@get("/openapi.json", sync_to_thread=False)
-def get_openapi() -> ASGIApp:
+@get("/openapi.json")
+async def get_openapi(services: OurServices) -> ASGIApp:
     """The API's description."""
-    return JsonResponse(description(), headers={"access-control-allow-origin": "*"})
+    body = description(has_files=services.offline is not None)
+    return JsonResponse(body, headers={"access-control-allow-origin": "*"})
 
 
 def _file(name: str) -> JsonResponse:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from pathlib import Path
 
 import click
 
@@ -69,12 +68,15 @@ class DirectEngine:
         from mtplx_core.engine import Geometry, Profile, SchedulerMode
         from mtplx_core.fetch import default_cache_dir, default_model_dir
         from mtplx_core.loader import load_model
+        from tests.support.chat_prompts import chat_prompt
 
         folder = default_model_dir(default_cache_dir(os.environ))
         loaded = load_model(folder)
         self.name = loaded.name
-        self._prompts = _chat_prompts(folder)
-        self._engine = build_engine(SchedulerMode(mode), loaded, Geometry(decode_batch_max=ROWS), Profile.BALANCED)
+        self._prompts = [chat_prompt(loaded, prompt) for prompt in PROMPTS]
+        self._engine = build_engine(
+            SchedulerMode(mode), loaded, geometry=Geometry(decode_batch_max=ROWS), profile=Profile.BALANCED
+        )
 
     def run_round(self, max_tokens: int) -> Round:
         """All clients' prompts at once; whoever finds no row waits in line."""
@@ -83,7 +85,9 @@ class DirectEngine:
         waiting = [
             Row(f"r{i}", self._prompts[i % len(self._prompts)], max_tokens, ignore_eos=True) for i in range(CLIENTS)
         ]
-        started, first, answers = time.perf_counter(), {}, []
+        first: dict[str, float] = {}
+        answers: list[Answer] = []
+        started = time.perf_counter()
         while waiting or self._engine.active_rows:
             while waiting and self._engine.active_rows < ROWS:
                 self._engine.admit(waiting.pop(0))
@@ -93,20 +97,6 @@ class DirectEngine:
                 first.setdefault(tokens.row_id, now)
             answers += [Answer(max_tokens, first[end.row_id], now, "") for end in result.ends]
         return Round(tuple(answers), time.perf_counter() - started)
-
-
-def _chat_prompts(folder: Path) -> list[tuple[int, ...]]:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    return [
-        tuple(
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False
-            )
-        )
-        for prompt in PROMPTS
-    ]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The whole stack against `mlx_lm.server` on the same folder: the same streaming clients, the same BLAS in both.
 
-`python -m benchmarks.serving [--quick] [--json]`. Both servers run throughout and take turns, so that a noisy machine
-meets both; whoever is not asked idles. mlx-lm's server decodes up to 32 requests together by itself.
+`python -m benchmarks.serving [--quick] [--json] [--clients 1,8] [--head FOLDER]`. Both servers run throughout and take
+turns, so that a noisy machine meets both; whoever is not asked idles. mlx-lm's server decodes up to 32 requests
+together by itself.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import httpx
 from benchmarks.clients import PROMPTS, Round, chat_body, run_round
 from benchmarks.ratios import Ratio, median, paired_ratio, report
 
-CLIENTS = (1, 4, 8, 16)
+CLIENTS = "1,4,8,16"
+HEAD = Path(__file__).resolve().parents[1] / "heads" / "smollm2-135m"
 ROWS = 8
 _READY_S = 120.0
 # The server in a process whose matrix product is ours; its command line has no way to load one.
@@ -42,8 +44,10 @@ class Compared(NamedTuple):
 @click.option("--quick", is_flag=True, help="Fewer rounds, shorter answers.")
 @click.option("--json", "as_json", is_flag=True)
 @click.option("--mode", default="mtp_batch", type=click.Choice(["serial", "ar_batch", "mtp_batch"]))
+@click.option("--clients", default=CLIENTS, show_default=True, help="How many ask at once.")
+@click.option("--head", default=HEAD, type=click.Path(path_type=Path, exists=True), help="For the mode mtp_batch.")
 @click.option("--worker", multiple=True, help="Further argument of the worker, such as --worker=--depth=2.")
-def main(*, quick: bool, as_json: bool, mode: str, worker: tuple[str, ...]) -> None:
+def main(*, quick: bool, as_json: bool, mode: str, clients: str, head: Path, worker: tuple[str, ...]) -> None:
     """Measure."""
     from mtplx_core.blas import load_blas
 
@@ -53,23 +57,24 @@ def main(*, quick: bool, as_json: bool, mode: str, worker: tuple[str, ...]) -> N
     from tests.support.stack import Stack, free_port
 
     stack = Stack()
-    stack.arguments["worker"] = ("--scheduler-mode", mode, "--decode-batch-max", str(ROWS), *worker)
+    drafting = ("--head", str(head.resolve())) if mode == "mtp_batch" else ()
+    stack.arguments["worker"] = ("--scheduler-mode", mode, "--decode-batch-max", str(ROWS), *drafting, *worker)
     with stack, MlxLmServer(_model_folder(), free_port()) as reference:
         name = _served_name(stack.url)
         warm_up(stack.url, name, reference.url)
         compared = {
-            clients: compare((stack.url, name), reference.url, clients=clients, rounds=rounds, max_tokens=max_tokens)
-            for clients in CLIENTS
+            count: compare((stack.url, name), reference.url, clients=count, rounds=rounds, max_tokens=max_tokens)
+            for count in map(int, clients.split(","))
         }
     lines = [f"{max_tokens} tokens each, {rounds} pairs of rounds, {mode} of {ROWS} rows, {blas}"]
     lines += [
-        f"{clients:3} clients: tokens/s {one.served_tokens_per_s:6.1f} over {one.reference_tokens_per_s:6.1f} = "
+        f"{count:3} clients: tokens/s {one.served_tokens_per_s:6.1f} over {one.reference_tokens_per_s:6.1f} = "
         f"{one.tokens}, first token {one.first_token}"
-        for clients, one in compared.items()
+        for count, one in compared.items()
     ]
     result = {
-        str(clients): {"tokens_ratio": one.tokens.median, "ttft_ratio": one.first_token.median}
-        for clients, one in compared.items()
+        str(count): {"tokens_ratio": one.tokens.median, "ttft_ratio": one.first_token.median}
+        for count, one in compared.items()
     }
     report(lines, {"clients": result}, as_json=as_json)
 

@@ -6,14 +6,16 @@ Two may run: the scripts keep them right, a lease keeps one idle. Decisions are 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from redis.asyncio import Redis
@@ -26,11 +28,12 @@ from broker.line import Entry, Line
 from broker.policy import Cohort, PolicyConfig, plan
 from broker.pulse import Connection
 from broker.registry import DaemonRecord, Registry
-from broker.rows import RunningRows
+from broker.rows import RunningRows, view_of
 from broker.scripts import Registration, Scripts
 from broker.shares import Shares
 from broker.takeover import Takeover
 from broker.wire import WIRE_VERSION, new_id
+from broker.yielding import YieldRules, give_way
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +57,26 @@ class FormerConfig:
     """Owners that may die with a request before it is given up."""
 
 
+@dataclass(slots=True)
+class Tally:
+    """What one former has sent since its start; goes with its heartbeat."""
+
+    cohorts: int = 0
+    rows: int = 0
+    cohort_sizes: Counter[int] = field(default_factory=Counter)
+    """Cohorts by their number of rows."""
+
+    def count(self, rows: int) -> None:
+        if rows:
+            self.cohorts += 1
+            self.rows += rows
+            self.cohort_sizes[rows] += 1
+
+    def as_json(self) -> str:
+        sizes = {str(size): count for size, count in sorted(self.cohort_sizes.items())}
+        return json.dumps({"cohorts": self.cohorts, "rows": self.rows, "cohort_sizes": sizes})
+
+
 class Former:
     """Runs until `stop`; `step` is one round."""
 
@@ -72,6 +95,7 @@ class Former:
         self._line = Line(commands, monotonic=monotonic)
         self._takeover = Takeover(commands, self._scripts, lease_s=config.lease_s, max_crashes=config.max_crashes)
         self._shares = Shares()
+        self._tally = Tally()
         self._connection: Connection | None = None
         self._is_working = False
         self._is_registered = False
@@ -163,7 +187,8 @@ class Former:
         self._next_beat_s = float("-inf")
 
     async def _beat(self) -> None:
-        if self._is_registered and await self._scripts.beat(self.id, {"working": int(self._is_working)}):
+        news: dict[str, str | int] = {"working": int(self._is_working), "snapshot": self._tally.as_json()}
+        if self._is_registered and await self._scripts.beat(self.id, news):
             return
         if self._is_registered:
             logger.warning("former %s was declared dead, or Redis was emptied; it registers anew", self.id)
@@ -203,7 +228,24 @@ class Former:
             key_rows=(await self._registry.load()).key_rows if policy.rows_per_key else {},
         )
         self._held_until_ms = planned.wake_at_ms
-        return sum([await self._send(cohort) for cohort in planned.cohorts])
+        sent = sum([await self._send(cohort) for cohort in planned.cohorts])
+        await self._make_room()
+        return sent
+
+    async def _make_room(self) -> None:
+        """Interactive work that found no row gets those of offline work, which returns to the line."""
+        unplaced = [each for each in self._line.waiting if not each.is_offline]
+        if not unplaced or not (load := await self._registry.load()).requests.get("offline"):
+            return
+        records = await self._registry.workers()
+        views = [view_of(record) for record in records if record.is_accepting and not record.is_dead]
+        policy = self._config.policy
+        rules = YieldRules(self._line.now_ms, policy.offline_age_ms, policy.min_run_ms, policy.rows_per_key)
+        rows = await self._rows.offline(views)
+        for row in give_way(unplaced, rows, views, rules=rules, key_rows=load.key_rows):
+            await self._scripts.hand_back(row.worker_id, [row.seat], is_crash=False)
+            extra = {"request_id": row.seat.request_id, "worker": row.worker_id, "attempt": row.seat.attempt}
+            logger.debug("an offline row gives way", extra=extra)
 
     def _must_know_rows(self) -> bool:
         """Reading what runs costs a round trip, and matters only for suspects and for shares."""
@@ -239,6 +281,7 @@ class Former:
         for each in cohort.waiting:
             if each.ticket.id in sent and not each.is_returned:
                 self._shares.charge(each.ticket.key_id, each.ticket.cost_tokens)
+        self._tally.count(len(sent))
         self._line.drop(self._line.find(sent))
         for entry in self._line.find(request_id for request_id in ids if request_id not in sent):
             await self._look_into(entry)

@@ -33,6 +33,8 @@ class PolicyConfig:
     offline_share: float = 1.0
     """Share of a worker's rows up to which aged offline work goes before interactive work; what nobody else wants
     it takes in any case."""
+    min_run_ms: int = 5000
+    """How long an offline row that gave way to interactive work runs undisturbed once it is back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from broker.connection import translated
 from broker.registry import DaemonRecord
 from broker.rooms import WorkerView
 from broker.wire import Seat
+from broker.yielding import OfflineRow
 
 
 class RunningRow(NamedTuple):
@@ -38,7 +39,32 @@ class RunningRows:
         """Workers as the policy sees them, those alone that take work; what runs on them only where asked for."""
         usable = [record for record in workers if record.is_accepting and not record.is_dead and record.free_rows > 0]
         running = await self._running(usable) if with_rows else [[] for _ in usable]
-        return [_view(record, rows) for record, rows in zip(usable, running, strict=True)]
+        return [view_of(record, rows) for record, rows in zip(usable, running, strict=True)]
+
+    async def offline(self, workers: Sequence[WorkerView]) -> list[OfflineRow]:
+        """The offline rows that run on these workers."""
+        with translated():
+            pipe = self._client.pipeline(transaction=False)
+            for view in workers:
+                pipe.hgetall(keys.rows(view.id))
+            found = await pipe.execute() if workers else []
+            seats = [
+                (view.id, Seat(request_id.decode(), int(attempt)))
+                for view, rows in zip(workers, found, strict=True)
+                for request_id, attempt in rows.items()
+            ]
+            pipe = self._client.pipeline(transaction=False)
+            for _, seat in seats:
+                pipe.hmget(keys.state(seat.request_id), "priority", "cost", "accepted_ms", "formed_ms")
+                pipe.strlen(keys.log(seat.request_id))
+            replies = await pipe.execute() if seats else []
+        return [
+            OfflineRow(worker_id, seat, int(cost), log_bytes // 4, int(accepted_ms), int(formed_ms or 0))
+            for (worker_id, seat), (priority, cost, accepted_ms, formed_ms), log_bytes in zip(
+                seats, replies[::2], replies[1::2], strict=True
+            )
+            if priority == b"offline"
+        ]
 
     async def _running(self, workers: Sequence[DaemonRecord]) -> list[list[RunningRow]]:
         with translated():
@@ -65,7 +91,8 @@ class RunningRows:
         ]
 
 
-def _view(record: DaemonRecord, rows: Sequence[RunningRow]) -> WorkerView:
+def view_of(record: DaemonRecord, rows: Sequence[RunningRow] = ()) -> WorkerView:
+    """A worker as the policy sees it."""
     assert record.lane is not None
     return WorkerView(
         id=record.id,

@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from broker import keys
+from broker.batches import BatchDesk, BatchRecord
 from broker.connection import connect, translated
 from broker.registry import DaemonRecord, Load, Registry
 from console.persistence import Persistence, judge_persistence
@@ -86,6 +87,18 @@ class QueueView:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchView:
+    """One file of offline work."""
+
+    id: str
+    status: str
+    total: int
+    completed: int
+    failed: int
+    waits_for: str
+
+
+@dataclass(frozen=True, slots=True)
 class Overview:
     """Everything there is to see at one moment."""
 
@@ -93,6 +106,8 @@ class Overview:
     lanes: Sequence[LaneView]
     daemons: Sequence[DaemonView]
     queue: QueueView
+    batches: Sequence[BatchView] = ()
+    """Those that have not ended."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -109,6 +124,7 @@ async def take_overview(url: str) -> Overview:
             lanes=lanes_of(records),
             daemons=[_daemon(record) for record in records if record.lane is None],
             queue=await _queue(client, await registry.load(), await registry.ended()),
+            batches=[_batch(record) for record in await BatchDesk(client).open_batches()],
         )
     finally:
         await client.aclose()
@@ -174,6 +190,10 @@ def _snapshot(text: str) -> Mapping[str, Any]:
 
 def _daemon(record: DaemonRecord) -> DaemonView:
     return DaemonView(record.id, record.kind, record.fields.get("host", ""), record.fields.get("pid", ""))
+
+
+def _batch(record: BatchRecord) -> BatchView:
+    return BatchView(record.id, record.status, record.total, record.completed, record.failed, record.waits_for)
 
 
 async def _server(client: Redis, url: str) -> ServerView:

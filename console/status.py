@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from broker.errors import BrokerUnavailableError
-from console.overview import LaneView, Overview, QueueView, ServerView, take_overview
+from console.overview import BatchView, LaneView, Overview, QueueView, ServerView, take_overview
 
 TOP_EVERY_S = 1.0
 
@@ -81,7 +81,18 @@ def render(overview: Overview, *, speed: Speed | None = None) -> RenderableType:
     if not overview.lanes:
         parts.append(Text("no workers: nothing decodes", style="bold red"))
     parts.extend(_lane_table(lane, speed) for lane in overview.lanes)
+    parts.extend(_batch_line(batch) for batch in overview.batches)
     return Group(*parts)
+
+
+def _batch_line(batch: BatchView) -> Text:
+    done = batch.completed + batch.failed
+    text = Text(f"{batch.id}  {batch.status}  {done}/{batch.total} lines")
+    if batch.failed:
+        text.append(f", {batch.failed} failed", style="yellow")
+    if batch.waits_for:
+        text.append(f"  waits: {batch.waits_for}", style="yellow")
+    return text
 
 
 def _tokens(overview: Overview) -> dict[str, int]:

@@ -40,6 +40,7 @@ class Committer:
     def __init__(self, scripts: Scripts, *, clock: Callable[[], float]) -> None:
         self.rows = RowTable()
         self.tokens_committed = 0
+        self.commits = 0
         self._scripts = scripts
         self._clock = clock
         self._decoder: Decoder | None = None
@@ -157,4 +158,5 @@ class Committer:
             self._emptied.set()
 
     def _count(self, batch: Batch) -> None:
+        self.commits += 1
         self.tokens_committed += sum(len(commit.tokens) for commit in batch.commits) // 4

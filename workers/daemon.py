@@ -237,7 +237,8 @@ class Worker:
             self._counters = reading.result()
         if reading is None or reading.done():
             self._reading = asyncio.create_task(self.service.snapshot(), name="worker-snapshot")
-        return {**self._counters, "tokens_committed": self.committer.tokens_committed}
+        committed = {"commits": self.committer.commits, "tokens_committed": self.committer.tokens_committed}
+        return {**self._counters, **committed}
 
     async def _beat_in_time(self) -> None:
         await asyncio.sleep(self.config.beat_every_s)

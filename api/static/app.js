@@ -1,4 +1,5 @@
 // The page: a chat with one model, and the lanes as they are. Everything comes from this server.
+import { watchBatches } from "/static/batches.js";
 import { readEvents } from "/static/events.js";
 import { watchLanes } from "/static/lanes.js";
 
@@ -142,4 +143,5 @@ byId("clear").addEventListener("click", () => {
 byId("key").addEventListener("change", loadModels);
 
 watchLanes(byId, loadModels);
+watchBatches(byId, headers);
 loadModels();

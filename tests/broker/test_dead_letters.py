@@ -28,7 +28,7 @@ async def give_up(scripts: Scripts, *request_ids: str) -> None:
 
 async def bury_rubbish(client: Redis, scripts: Scripts) -> None:
     entry: dict[Any, Any] = {b"id": b"r9", b"rubbish": b"\xff"}
-    entry_id = await client.xadd(keys.WAIT_OFFLINE, entry)
+    entry_id = await cast("Any", client.xadd(keys.WAIT_OFFLINE, entry))
     await scripts.bury(keys.WAIT_OFFLINE, entry_id.decode(), entry, why="cannot decode")
 
 

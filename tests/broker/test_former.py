@@ -290,3 +290,18 @@ async def test_former_says_which_wire_version_reads_a_job(former: Former, script
 
     [(_, job)] = await cast("Any", client.xrange(keys.jobs("w1")))
     assert job[b"wire"] == b"1"
+
+
+async def test_former_tells_with_its_heartbeat_what_it_sent(
+    former: Former, scripts: Scripts, registry: Registry, clock: FakeClock
+) -> None:
+    await scripts.register(make.registration("w1"))
+    await former.step()
+    await accept(scripts, "r1", "r2", "r3")
+    await former.step()
+    clock.advance(LEASE_S)
+    await former.step()
+
+    told = [record.fields["snapshot"] for record in await registry.daemons() if record.kind == "former"]
+
+    assert told == ['{"cohorts": 1, "rows": 3, "cohort_sizes": {"3": 1}}']

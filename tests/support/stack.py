@@ -39,6 +39,8 @@ class Stack:
         self.ports = {f"api-{i}": free_port() for i in range(apis)}
         self.arguments: dict[Kind, Sequence[str]] = {"redis": (), "former": (), "worker": (), "api": (), "batcher": ()}
         """Further command line arguments by kind; set them before `start`."""
+        self.api_key = ""
+        """One that the API knows, where it asks for one."""
 
     @property
     def url(self) -> str:
@@ -135,7 +137,8 @@ class Stack:
 
     def _api_answers(self, api: str) -> bool:
         try:
-            return httpx.get(f"{self.url_of(api)}/v1/models", timeout=2).status_code == 200
+            headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+            return httpx.get(f"{self.url_of(api)}/v1/models", headers=headers, timeout=2).status_code == 200
         except httpx.TransportError:
             return False
 

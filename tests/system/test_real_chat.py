@@ -73,7 +73,7 @@ async def test_sixteen_chats_at_once_each_get_the_samplers_own_tokens(
     ]
     heard = await asyncio.gather(
         *(
-            ask(openai, question, max_tokens=12, temperature=s.temperature, top_p=s.top_p, seed=s.seed)
+            ask(openai, question, max_tokens=8, temperature=s.temperature, top_p=s.top_p, seed=s.seed)
             for question, s in asked
         )
     )

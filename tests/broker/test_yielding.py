@@ -1,0 +1,135 @@
+"""Which offline rows give way, decided and carried out. Engine: none; Redis: none, or all three servers."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from redis.asyncio import Redis
+
+from broker import keys
+from broker.former import Former
+from broker.rooms import Waiting
+from broker.scripts import DEFAULT_BOUNDS, RowCommit, Scripts
+from broker.wire import Seat, pack_tokens
+from broker.yielding import OfflineRow, YieldRules, give_way
+from tests.support import factories as make
+from tests.support.reads import read_jobs, read_status, read_waiting
+
+NOW_MS = 1_000_000
+RULES = YieldRules(NOW_MS, offline_age_ms=600_000, min_run_ms=5000)
+
+
+def row(
+    request_id: str, *, committed: int = 0, attempt: int = 1, formed_ms: int = 0, accepted_ms: int = NOW_MS - 1000
+) -> OfflineRow:
+    return OfflineRow("w1", Seat(request_id, attempt), 19, committed, accepted_ms, formed_ms)
+
+
+def interactive(*request_ids: str, **ticket: Any) -> list[Waiting]:
+    return [
+        make.waiting(request_id, ordinal=place, ticket=make.ticket(request_id, **ticket))
+        for place, request_id in enumerate(request_ids, 1)
+    ]
+
+
+def yielded(unplaced: list[Waiting], rows: list[OfflineRow], **changes: Any) -> list[str]:
+    rules = changes.pop("rules", RULES)
+    key_rows = changes.pop("key_rows", {})
+    view = make.view("w1", free_rows=changes.pop("free_rows", 0), **changes)
+    return [each.seat.request_id for each in give_way(unplaced, rows, [view], rules=rules, key_rows=key_rows)]
+
+
+def test_rows_with_the_fewest_tokens_give_way_one_for_each_request() -> None:
+    rows = [row("much", committed=90), row("little", committed=2), row("some", committed=20)]
+
+    assert yielded(interactive("a", "b"), rows) == ["little", "some"]
+
+
+def test_no_row_gives_way_when_a_free_one_fits() -> None:
+    assert yielded(interactive("a"), [row("r")], free_rows=1) == []
+
+
+def test_row_that_has_aged_stays() -> None:
+    assert yielded(interactive("a"), [row("r", accepted_ms=NOW_MS - 600_000)]) == []
+
+
+def test_row_that_gave_way_a_moment_ago_stays() -> None:
+    assert yielded(interactive("a"), [row("r", attempt=2, formed_ms=NOW_MS - 4999)]) == []
+    assert yielded(interactive("a"), [row("r", attempt=2, formed_ms=NOW_MS - 5000)]) == ["r"]
+
+
+def test_row_of_another_model_is_of_no_use() -> None:
+    assert yielded(interactive("a", model="other@1"), [row("r")]) == []
+
+
+def test_request_that_would_not_fit_the_memory_takes_nothing() -> None:
+    assert yielded(interactive("a", max_tokens=30), [row("r")], free_tokens=0) == []
+    assert yielded(interactive("a"), [row("r")], free_tokens=0) == ["r"]
+
+
+def test_request_whose_key_has_its_rows_takes_nothing() -> None:
+    rules = YieldRules(NOW_MS, 600_000, 5000, rows_per_key=1)
+
+    assert yielded(interactive("a", key_id="k"), [row("r")], rules=rules, key_rows={"k": 1}) == []
+    assert yielded(interactive("a", "b", key_id="k"), [row("r"), row("s")], rules=rules) == ["r"]
+
+
+async def fill(scripts: Scripts, *request_ids: str) -> None:
+    """A worker all of whose rows are offline; the first has committed most."""
+    await scripts.register(make.registration("w1", free_rows=len(request_ids)))
+    for request_id in request_ids:
+        ticket = make.ticket(request_id, priority="offline")
+        await scripts.accept(make.submission(request_id, ticket=ticket), DEFAULT_BOUNDS)
+    await scripts.form("w1", "c1", request_ids)
+    await scripts.commit("w1", [RowCommit(Seat(request_ids[0], 1), 0, pack_tokens([1, 2, 3]))], {})
+
+
+async def test_former_gives_an_interactive_request_the_row_of_an_offline_one(
+    former: Former, scripts: Scripts, client: Redis
+) -> None:
+    await fill(scripts, "o1", "o2")
+    await scripts.accept(make.submission("i1"), DEFAULT_BOUNDS)
+
+    await former.step()
+    await former.step()
+
+    assert await read_waiting(client, keys.WAIT_RETURNED) == ["o2"]
+    assert await read_status(client, "i1") == "running"
+    assert (await read_jobs(client, "w1"))[-1] == [Seat("i1", 1)]
+
+
+async def test_worker_learns_with_its_next_commit_that_a_row_gave_way(former: Former, scripts: Scripts) -> None:
+    await fill(scripts, "o1", "o2")
+    await scripts.accept(make.submission("i1"), DEFAULT_BOUNDS)
+    await former.step()
+
+    result = await scripts.commit("w1", [RowCommit(Seat("o2", 1), 0, pack_tokens([4]))], {})
+
+    assert [(refusal.request_id, refusal.why) for refusal in result.refused] == [("o2", "lost")]
+
+
+async def test_row_that_gave_way_goes_on_when_a_row_is_free_again(
+    former: Former, scripts: Scripts, client: Redis
+) -> None:
+    await fill(scripts, "o1", "o2")
+    await scripts.accept(make.submission("i1"), DEFAULT_BOUNDS)
+    await former.step()
+    await former.step()
+    await scripts.hand_back("w1", [Seat("i1", 1)], is_crash=False)
+    await scripts.cancel("i1", "client")
+
+    await former.step()
+
+    assert (await read_jobs(client, "w1"))[-1] == [Seat("o2", 2)]
+    assert int(await cast("Any", client.hget(keys.state("o2"), "crashes"))) == 0
+
+
+async def test_offline_work_never_makes_offline_work_give_way(former: Former, scripts: Scripts, client: Redis) -> None:
+    await fill(scripts, "o1")
+    ticket = make.ticket("o2", priority="offline")
+    await scripts.accept(make.submission("o2", ticket=ticket), DEFAULT_BOUNDS)
+
+    await former.step()
+
+    assert await read_status(client, "o1") == "running"
+    assert await read_waiting(client, keys.WAIT_OFFLINE) == ["o2"]
