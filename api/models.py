@@ -163,7 +163,7 @@ def _route(fleet: Fleet, card: ModelCard, profile: str | None) -> Route:
             param="numerics_profile",
         )
     chosen = profile or (DEFAULT_PROFILE if DEFAULT_PROFILE in profiles else min(profiles))
-    fitting = [lane.max_context_tokens for lane in lanes if lane.profile == chosen]
+    fitting = [lane.row_tokens_max for lane in lanes if lane.profile == chosen]
     return Route(card, chosen, max(fitting, default=card.max_context_tokens))
 
 
@@ -172,7 +172,7 @@ def _describe(fleet: Fleet, card: ModelCard) -> Model:
     return Model(
         id=card.name,
         created=card.created_s,
-        max_context_tokens=max((lane.max_context_tokens for lane in lanes), default=card.max_context_tokens),
+        max_context_tokens=max((lane.row_tokens_max for lane in lanes), default=card.max_context_tokens),
         profiles=sorted({lane.profile for lane in lanes}),
         identity=card.model,
     )

@@ -83,6 +83,8 @@ class PatientCall:
         """Have its requests end, if it has any."""
         if self._call is not None:
             await self._call.cancel(cause)
+        else:  # it may be on its way into the queue
+            await self._text.client.abandon(self.call_id, cause)
 
     async def _submit(self) -> TextCall:
         """Until the queue has taken it. Raises: ApiError."""

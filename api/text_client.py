@@ -117,7 +117,10 @@ class TextClient:
                 await write_note(self.client, reading.job.id, note_of(reading, tokenizer), ttl_ms=_note_ttl_ms(terms))
         except BaseException:
             for handle in handles:
-                self._chores.spawn(handle.abandon("client"), name="abandon-request")
+                if terms.call_id or terms.idempotency_key is not None:
+                    handle.leave()  # whoever asks again must find it as it was
+                else:
+                    self._chores.spawn(handle.abandon("client"), name="abandon-request")
             raise
         return TextCall(reading, handles, self._chores)
 

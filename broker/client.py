@@ -154,8 +154,11 @@ class Client:
             accepted = await self.scripts.accept(submission, self._bounds)
         except BaseException as error:
             self._hub.drop(request.id)
-            if isinstance(error, BrokerUnavailableError | asyncio.CancelledError):
-                self._orphans.add(request.id)  # it may have been accepted all the same
+            # It may have been accepted all the same. Whoever can ask for it again under its id or key will: that must
+            # not be cancelled under them.
+            is_nobodys = ticket.priority == "interactive" and idempotency is None
+            if is_nobodys and isinstance(error, BrokerUnavailableError | asyncio.CancelledError):
+                self._orphans.add(request.id)
             raise
         has_logprobs = request.top_logprobs is not None
         if accepted.request_id != request.id:

@@ -97,6 +97,11 @@ class Lane(msgspec.Struct, frozen=True, array_like=True, tag="lane"):
     def fingerprint(self) -> str:
         return f"{self.model}:{self.profile}:{self.route}"
 
+    @property
+    def row_tokens_max(self) -> int:
+        """Longest prompt and completion that one row can ever have here, by context and by memory."""
+        return min(self.max_context_tokens, self.token_budget or self.max_context_tokens)
+
 
 class ModelCard(msgspec.Struct, frozen=True, array_like=True, tag="model"):
     """What an API process needs in order to speak for a model."""

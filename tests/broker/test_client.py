@@ -227,6 +227,25 @@ async def test_request_whose_acceptance_was_not_heard_is_cancelled_later() -> No
     await listener.close()
 
 
+async def test_offline_request_whose_acceptance_was_not_heard_is_there_when_it_is_submitted_again() -> None:
+    commands = LosesReplies()
+    subscriber = InProcessRedis(server=commands.connection_pool.connection_kwargs["server"])
+    listener = await Client.over(commands, subscriber)
+    request, ticket = make.request("r1"), make.ticket("r1", priority="offline")
+    await submit(listener, "before")
+    commands.is_losing = True
+    with pytest.raises(BrokerUnavailableError):
+        await listener.submit(request, ticket)
+    commands.is_losing = False
+    again = await listener.submit(request, ticket)
+
+    await listener.cancel_orphans()
+
+    assert not again.accepted.is_new
+    assert await commands.hget(keys.state("r1"), "status") == b"waiting"
+    await listener.close()
+
+
 @pytest.mark.parametrize("name", ["valkey", "redis"])
 async def test_reader_gets_everything_when_its_subscription_was_cut(name: str, child_servers: ChildServers) -> None:
     child = child_servers.get(name)  # type: ignore[arg-type]  # a literal by parametrisation

@@ -10,7 +10,9 @@ import pytest
 from api.errors import BadRequestError, ModelNotFoundError
 from api.schemas import Chat, Completion
 from api.text_client import Terms, TextClient
-from broker.errors import UnknownRequestError
+from broker.client import Client
+from broker.errors import QueueFullError, UnknownRequestError
+from broker.scripts import Bounds
 from tests.support.scripted import ask
 from tests.support.stack import Stack
 from workers.scripted_lane import NAME, encode_text
@@ -79,6 +81,19 @@ async def test_cancelled_call_ends(text: TextClient) -> None:
     answer = await (await text.fetch(call.id)).wait()
 
     assert answer.choices[0].finish_reason == "cancelled"
+
+
+async def test_call_refused_half_way_is_whole_when_it_is_asked_for_again(
+    text: TextClient, offline_stack: Stack
+) -> None:
+    terms = Terms(call_id="half-way")
+    async with TextClient(await Client.open(offline_stack.redis_url, bounds=Bounds(requests=1))) as narrow:
+        with pytest.raises(QueueFullError):
+            await narrow.complete("half", model=NAME, max_tokens=300, n=2, terms=terms)
+
+    answer = await (await text.complete("half", model=NAME, max_tokens=300, n=2, terms=terms)).wait()
+
+    assert [choice.finish_reason for choice in answer.choices] == ["length", "length"]
 
 
 async def test_unknown_call_is_named(text: TextClient) -> None:
