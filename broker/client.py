@@ -54,7 +54,8 @@ SILENCE_S = 5.0
 """A live request that hears nothing for so long reads its state."""
 ATTACHED_POLL_S = 0.25
 """How often the log is read of a request whose messages go to another listener."""
-BEAT_S = 1.0
+BEAT_S = 0.2
+"""Often enough for a lease of a second: whoever is late by a whole lease loses its requests."""
 UNLIMITED = Quota()
 
 

@@ -242,10 +242,14 @@ class Former:
         policy = self._config.policy
         rules = YieldRules(self._line.now_ms, policy.offline_age_ms, policy.min_run_ms, policy.rows_per_key)
         rows = await self._rows.offline(views)
-        for row in give_way(unplaced, rows, views, rules=rules, key_rows=load.key_rows):
+        yielded = give_way(unplaced, rows, views, rules=rules, key_rows=load.key_rows)
+        for row in yielded:
             await self._scripts.hand_back(row.worker_id, [row.seat], is_crash=False)
             extra = {"request_id": row.seat.request_id, "worker": row.worker_id, "attempt": row.seat.attempt}
             logger.debug("an offline row gives way", extra=extra)
+        if yielded:
+            with translated():  # else workers learn of it only when their step is over
+                await self._commands.publish(keys.CONTROL, "yield")
 
     def _must_know_rows(self) -> bool:
         """Reading what runs costs a round trip, and matters only for suspects and for shares."""

@@ -15,7 +15,7 @@ from benchmarks.mayhem.traffic import Town
 from broker import tasks
 from tests.support.stack import Stack
 
-LEASE_S = 1.0
+LEASE_S = 2.0
 FORGIVE_S = 2.0
 """How long after a broken process answers again its clients' broken connections are excused."""
 

@@ -12,7 +12,7 @@ from api.text_client import TextClient
 from broker.client import Client
 from tests.support.stack import Stack
 
-WORKER = ("--engine", "scripted", "--script-step-s", "0.002", "--lease-s", "1")
+WORKER = ("--engine", "scripted", "--script-step-s", "0.002", "--lease-s", "2")
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +20,7 @@ def offline_stack() -> Iterator[Stack]:
     """Shared by all tests of this folder that kill nothing."""
     stack = Stack(workers=1, batchers=1)
     stack.arguments["worker"] = WORKER
-    stack.arguments["former"] = ("--lease-s", "1")
+    stack.arguments["former"] = ("--lease-s", "2")
     stack.arguments["batcher"] = ("--batch-lease-s", "2")
     with stack:
         yield stack

@@ -25,8 +25,8 @@ def dead(stack: Stack, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_request_that_was_given_up_on_is_listed_shown_tried_again_and_dropped() -> None:
     stack = Stack(workers=1)
-    stack.arguments["worker"] = ("--engine", "scripted", "--script-crash-text", "poison", "--lease-s", "1")
-    stack.arguments["former"] = ("--lease-s", "1", "--max-crashes", "1")
+    stack.arguments["worker"] = ("--engine", "scripted", "--script-crash-text", "poison", "--lease-s", "2")
+    stack.arguments["former"] = ("--lease-s", "2", "--max-crashes", "1")
     with stack, OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0) as openai:
         with pytest.raises(APIStatusError, match="given up"):
             openai.completions.create(model=NAME, prompt="poison", max_tokens=4)

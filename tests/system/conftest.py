@@ -10,7 +10,9 @@ import pytest_asyncio
 from broker.client import Client
 from tests.support.stack import Stack
 
-SCRIPTED = ("--engine", "scripted", "--script-step-s", "0.005", "--lease-s", "1")
+LEASE_S = "2"
+"""Short, and long enough for a machine with more to do than two cores can."""
+SCRIPTED = ("--engine", "scripted", "--script-step-s", "0.005", "--lease-s", LEASE_S)
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +20,7 @@ def stack() -> Iterator[Stack]:
     """One API process, one former, two workers on the scripted engine, each a process of its own."""
     stack = Stack(workers=2)
     stack.arguments["worker"] = SCRIPTED
-    stack.arguments["former"] = ("--lease-s", "1")
+    stack.arguments["former"] = ("--lease-s", LEASE_S)
     with stack:
         yield stack
 
