@@ -241,7 +241,8 @@ class Scripts:
         tokenizer_files = [part for pair in registration.tokenizer_files.items() for part in pair]
         await self._run(
             "register",
-            [keys.daemon(registration.daemon_id), keys.DAEMONS, keys.MODELS, keys.tokenizer(registration.tokenizer)],
+            [keys.daemon(registration.daemon_id), keys.DAEMONS, keys.MODELS, keys.tokenizer(registration.tokenizer)]
+            + [keys.LAST_SEEN],
             [registration.daemon_id, RECORD_TTL_MS, _optional(registration.free_rows)]
             + [_optional(registration.free_tokens), registration.model, registration.card, TOKENIZER_TTL_MS]
             + [len(registration.fields), *record, *tokenizer_files],

@@ -186,3 +186,11 @@ async def test_registry_counts_ends_by_priority_status_and_cause(scripts: Script
     await scripts.cancel("r1", "client")
 
     assert await registry.ended() == {"interactive:cancelled:client": 1}
+
+
+async def test_model_is_seen_from_the_moment_its_worker_registers(scripts: Scripts, registry: Registry) -> None:
+    registration = replace(make.registration("w1"), model=make.MODEL, card=b"card", tokenizer="t")
+
+    await scripts.register(registration)
+
+    assert make.MODEL in await registry.last_seen_ms()

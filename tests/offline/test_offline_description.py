@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import schemathesis
+import schemathesis.specs.openapi.schemas  # here, since Python 3.11 may not parse modules on two threads at once
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.core.result import Ok
