@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Defaults are what the shipped head was trained with, where its report does not say otherwise."""
+    """What one training is told; the shipped head was made with other values, which its `head.json` holds."""
 
     epochs: float = 4.0
     positions: int = 4096
