@@ -33,10 +33,6 @@ class JsonResponse:
         await send_whole(send, self.body, status=self.status, headers=self.headers)
 
 
-def error_response(error: ApiError) -> JsonResponse:
-    return JsonResponse(error_body(error), status=error.status, headers=error.headers)
-
-
 class _Writer(Protocol):
     async def __call__(self, send: Send) -> None: ...
 

@@ -8,8 +8,7 @@ BrokerError
  │    ├── QueueFullError      the queue's bound in requests or tokens is reached
  │    ├── QuotaError          a limit of this API key is reached
  │    └── ConflictError       the id or idempotency key is taken by another body
- ├── UnknownRequestError      no such request, or its record has expired
- └── UnknownDaemonError       this daemon's record is gone: it was declared dead
+ └── UnknownRequestError      no such request, or its record has expired
 """
 
 from __future__ import annotations
@@ -74,9 +73,3 @@ class UnknownRequestError(BrokerError):
     """No such request, or its record has expired."""
 
     code = "unknown_request"
-
-
-class UnknownDaemonError(BrokerError):
-    """This daemon's record is gone: it was declared dead and its rows were handed on."""
-
-    code = "unknown_daemon"

@@ -189,8 +189,10 @@ def _read(key: EntryKey, raw: Mapping[bytes, bytes]) -> Entry:
         request_id, deadline_ms = raw[b"id"].decode(), int(raw[b"deadline_ms"])
         ticket = _ticket(raw[b"ticket"])
         waiting = None if ticket is None else _waiting(key, raw, ticket)
-    except (KeyError, ValueError) as error:
-        raise WireError(f"a waiting entry lacks a field or has a bad one: {error}") from error
+    except KeyError as error:
+        raise WireError(f"a waiting entry lacks the field {error}") from error
+    except ValueError:
+        raise WireError("a waiting entry has a field that cannot be read") from None  # its text would quote the field
     if ticket is not None and ticket.id != request_id:
         raise WireError("a waiting entry carries the ticket of another request")
     return Entry(key, request_id, deadline_ms, waiting)

@@ -10,7 +10,7 @@ from broker import keys
 from broker.connection import server_info, translated
 
 NO_RECORD = -1
-"""Counter of a daemon that is on the list and has no record: one that nobody took over in time."""
+"""Counter of a daemon that is on the list and has no readable record: one that nobody took over in time."""
 
 
 class Connection(NamedTuple):
@@ -37,7 +37,10 @@ async def read_beats(client: Redis) -> Beats:
         raw_beats = await pipe.execute() if ids else []
         client_id = await client.client_id()
     run_id = str((await server_info(client, "server"))["run_id"])
-    counters = {
-        daemon_id: NO_RECORD if beat is None else int(beat) for daemon_id, beat in zip(ids, raw_beats, strict=True)
-    }
+    counters = {daemon_id: _counter(beat) for daemon_id, beat in zip(ids, raw_beats, strict=True)}
     return Beats(counters, Connection(run_id, client_id))
+
+
+def _counter(beat: bytes | None) -> int:
+    """A record without a number in it is as good as none: its daemon must not stop the watch over the others."""
+    return int(beat) if beat is not None and beat.isdigit() else NO_RECORD

@@ -121,9 +121,13 @@ def _record(daemon_id: str, raw: Mapping[bytes, bytes]) -> DaemonRecord | None:
     if not raw:
         return None
     try:
-        lane = decode_lane(raw[b"lane"]) if b"lane" in raw else None
-    except WireError:
+        return _read_record(daemon_id, raw)
+    except (WireError, ValueError):
         return None
+
+
+def _read_record(daemon_id: str, raw: Mapping[bytes, bytes]) -> DaemonRecord:
+    lane = decode_lane(raw[b"lane"]) if b"lane" in raw else None
     text = {name.decode(): value.decode("utf-8", "replace") for name, value in raw.items() if name != b"lane"}
     free_tokens = text.pop("free_tokens", None)
     return DaemonRecord(

@@ -74,8 +74,3 @@ class StopMatcher:
 
     def _begins(self, tail: bytes) -> bool:
         return any(stop.startswith(tail) for stop in self._stops)
-
-
-def first_end(stops: Iterable[bytes], text: bytes) -> int | None:
-    """Where a whole text ends by its stop strings; None if it holds none."""
-    return StopMatcher(stops).feed(text).end

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.stops import StopMatcher, first_end
+from broker.stops import StopMatcher
 
 ALPHABETS = (b"ab", b"abc", "é€😀a".encode())
 
@@ -74,10 +74,10 @@ def test_matcher_shows_nothing_a_stop_string_could_still_take_back(
 
 
 @given(texts(), stop_lists())
-def test_first_end_agrees_with_a_matcher_fed_byte_by_byte(text: bytes, stops: list[bytes]) -> None:
+def test_matcher_fed_at_once_ends_where_one_fed_byte_by_byte_does(text: bytes, stops: list[bytes]) -> None:
     _, end = run(stops, [bytes([byte]) for byte in text])
 
-    assert first_end(stops, text) == end
+    assert StopMatcher(stops).feed(text).end == end
 
 
 def test_matcher_ends_the_text_inside_one_multi_token_step() -> None:
