@@ -46,6 +46,7 @@ def main() -> NoReturn:
 
 _ELSEWHERE = {
     "forge": "console.forge_cli",
+    "inspect": "console.inspect_cli",
     "run": "console.offline_cli",
     "batch": "console.offline_cli",
     "dead": "console.offline_cli",

@@ -1,13 +1,16 @@
-"""The MTP lane against mlx-lm's batch generator, decoding the same prompts on the same machine in turn.
+"""The MTP lane against mlx-lm's batch generator, decoding the same prompts in one process, in turn.
 
-`python -m benchmarks.lanes [--quick] [--json] [--head FOLDER] [--widths 1,8]`. Prompts are of mixed length. Prefill is
-not measured. Every ratio is the median over pairs of blocks; a block ends when the device has finished it.
+`python -m benchmarks.lanes [--quick] [--json] [--rows 1,8] [--only greedy] [--head FOLDER] [--model FOLDER]`. Prompts
+are chat prompts of mixed length; prefill is not measured. Every ratio is the median over pairs of blocks; a block ends
+when the device has finished it.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +18,18 @@ from typing import Any, NamedTuple, Protocol
 
 import click
 
+from benchmarks.prompts import PromptWriter
 from benchmarks.ratios import Ratio, median, paired_ratio, report
 
 SHORTEST, LONGEST = 20, 600
-TEMPERATURE = 0.8
+CONTEXT = 2048
+TEMPERATURES = {"greedy": 0.0, "sampled": 0.8}
 NON_TRUNK_WIDTHS = (1, 2, 4, 8)
+HEAD = Path(__file__).resolve().parents[1] / "heads" / "smollm2-135m"
+WARM_CYCLES = 4
+"""Of each lane, before the first block of its prompts."""
+FORWARDS = 5
+"""Timed alone after each pair of blocks, by depth that was used."""
 
 
 class Block(NamedTuple):
@@ -45,15 +55,29 @@ class Lane(Protocol):
         """One cycle; the tokens it brought, over all rows."""
 
 
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is measured."""
+
+    pairs: int = 7
+    cycles: int = 16
+    """Of one block."""
+    prompts: int = 8
+    """Decoded over all pairs, at least; narrow batches take new ones after some pairs."""
+
+    def sets(self, width: int) -> int:
+        return max(1, min(self.pairs, self.prompts // width))
+
+
 @dataclass
 class Measured:
     """Everything about one width and temperature."""
 
     reference: list[Block] = field(default_factory=list)
     tested: list[Block] = field(default_factory=list)
-    forward_s: dict[int, float] = field(default_factory=dict)
-    """Trunk forward by depth, at the rows' attended length."""
-    depths: dict[int, int] = field(default_factory=dict)
+    forward_s: list[float] = field(default_factory=list)
+    """Trunk forward of a cycle of each tested block: the mean over the depths of its cycles."""
+    depths: Counter[int] = field(default_factory=Counter)
 
     @property
     def ratio(self) -> Ratio:
@@ -67,109 +91,142 @@ class Measured:
 
     def allowed(self, rows: int) -> float:
         """The ratio that would come out if a cycle cost its trunk forward alone."""
-        plain_s = median([block.cycle_s for block in self.reference])
-        cycles = sum(self.depths.values())
-        verify_s = sum(self.forward_s[depth] * count for depth, count in self.depths.items()) / cycles
-        return (1 + self.accepted(rows)) * plain_s / verify_s
+        costs = [plain.cycle_s / forward for plain, forward in zip(self.reference, self.forward_s, strict=True)]
+        return (1 + self.accepted(rows)) * median(costs)
 
     def non_trunk(self) -> float:
-        """Share of a cycle that is not the trunk's forward, by the fastest cycles."""
-        cycles = sum(self.depths.values())
-        forward_s = sum(self.forward_s[depth] * count for depth, count in self.depths.items()) / cycles
-        return max(0.0, 1 - forward_s / min(block.cycle_s for block in self.tested))
+        """Share of a cycle that is not the trunk's forward."""
+        shares = [1 - forward / block.cycle_s for block, forward in zip(self.tested, self.forward_s, strict=True)]
+        return max(0.0, median(shares))
 
 
 @click.command()
 @click.option("--quick", is_flag=True, help="Fewer pairs, shorter blocks, three widths.")
 @click.option("--json", "as_json", is_flag=True)
-@click.option("--head", "head_folder", type=click.Path(path_type=Path, exists=True), help="An attached head.")
-@click.option("--depth", default=1, help="Most tokens drafted per row and cycle.")
+@click.option("--rows", default="", help="Widths, comma separated, to split a long run into pieces.")
+@click.option("--only", type=click.Choice(list(TEMPERATURES)), help="One of the two ways of sampling.")
+@click.option("--model", type=click.Path(path_type=Path, exists=True), help="By default SmolLM2-135M.")
+@click.option("--head", "head_folder", type=click.Path(path_type=Path), help="Else the model's, or that in heads/.")
+@click.option("--depth", type=int, help="Most tokens drafted per row and cycle; by default the head's own bound.")
 @click.option("--fixed", is_flag=True, help="Always draft that many instead of choosing the depth by cycle.")
-@click.option("--widths", default="", help="Rows, comma separated.")
-def main(*, quick: bool, as_json: bool, head_folder: Path | None, depth: int, fixed: bool, widths: str) -> None:
+def main(
+    *,
+    quick: bool,
+    as_json: bool,
+    rows: str,
+    only: str | None,
+    model: Path | None,
+    head_folder: Path | None,
+    depth: int | None,
+    fixed: bool,
+) -> None:
     """Measure."""
     from mtplx_core.blas import load_blas
 
     blas = load_blas()
-    bench = Bench(head_folder, depth=depth, is_fixed=fixed, pairs=3 if quick else 7, cycles=6 if quick else 16)
-    chosen = [int(width) for width in widths.split(",")] if widths else [1, 4, 8] if quick else [1, 2, 4, 8, 16, 32]
-    lines = [f"SmolLM2-135M float32, {blas}, prompts of {SHORTEST} to {LONGEST} tokens, {bench.describe()}"]
-    rows: dict[str, dict[str, float]] = {}
+    if model is None and head_folder is None and HEAD.is_dir():
+        head_folder = HEAD
+    effort = Effort(pairs=3, cycles=8, prompts=2) if quick else Effort()
+    bench = Bench(model, head_folder, effort=effort, depth=depth, is_fixed=fixed)
+    click.echo(f"{bench.describe()}, {blas}, chat prompts of {SHORTEST} to {LONGEST} tokens")
+    widths = [int(width) for width in rows.split(",")] if rows else [1, 4, 8] if quick else [1, 2, 4, 8, 16, 32]
+    shown: dict[str, dict[str, float]] = {}
     non_trunk: dict[str, float] = {}
-    for width in chosen:
-        greedy, sampled = bench.measure(width, 0.0), bench.measure(width, TEMPERATURE)
-        for name, measured in (("greedy", greedy), ("sampled", sampled)):
-            lines.append(_line(width, name, measured))
-        rows[str(width)] = {
-            "greedy": greedy.ratio.median,
-            "sampled": sampled.ratio.median,
-            "accepted": greedy.accepted(width),
-        }
-        if width in NON_TRUNK_WIDTHS:
-            non_trunk[str(width)] = max(greedy.non_trunk(), sampled.non_trunk())
-    report(lines, {"rows": rows, "non_trunk": non_trunk}, as_json=as_json)
+    for width in widths:
+        shown[str(width)] = {}
+        for name in [only] if only else TEMPERATURES:
+            measured = bench.measure(width, TEMPERATURES[name])
+            click.echo(_line(width, name, measured))
+            shown[str(width)] |= {name: measured.ratio.median}
+            shown[str(width)].setdefault("accepted", measured.accepted(width))
+            if width in NON_TRUNK_WIDTHS:
+                non_trunk[str(width)] = max(non_trunk.get(str(width), 0.0), measured.non_trunk())
+    report([], {"rows": shown, "non_trunk": non_trunk}, as_json=as_json)
 
 
 class Bench:
-    """The model, its head and the probe's costs, loaded once."""
+    """The model and its head, loaded once."""
 
-    def __init__(self, head_folder: Path | None, *, depth: int, is_fixed: bool, pairs: int, cycles: int) -> None:
+    def __init__(
+        self, model: Path | None, head_folder: Path | None, *, effort: Effort, depth: int | None, is_fixed: bool
+    ) -> None:
         from mtplx_core.fetch import default_cache_dir, default_model_dir
         from mtplx_core.loader import load_model
-        from mtplx_core.mtp_lane import load_head
+        from mtplx_core.mtp_lane import find_head
 
-        folder = default_model_dir(default_cache_dir(os.environ))
-        self._loaded = load_model(folder)
-        self._head = load_head(head_folder, self._loaded) if head_folder is not None else None
-        self._text = _text_ids(folder)
-        self._depth = depth
+        folder = model or default_model_dir(default_cache_dir(os.environ))
+        self.loaded = load_model(folder)
+        self._head = find_head(head_folder, self.loaded)
+        self._writer = PromptWriter(folder)
+        self._depth = depth or (1 if self._head is None else self._head.max_depth)
         self._is_fixed = is_fixed
-        self._pairs = pairs
-        self._cycles = cycles
+        self._effort = effort
 
     def describe(self) -> str:
         drafts = "lookup" if self._head is None else f"lookup and head {self._head.name}"
         how = "always" if self._is_fixed else "at most"
-        return f"{drafts}, depth {how} {self._depth}, {self._pairs} pairs of {self._cycles} cycles"
+        name = f"{self.loaded.name} {str(self.loaded.dtype).removeprefix('mlx.core.')}"
+        return (
+            f"{name}, {drafts}, depth {how} {self._depth}, {self._effort.pairs} pairs of {self._effort.cycles} cycles"
+        )
 
     def measure(self, width: int, temperature: float) -> Measured:
-        import mlx.core as mx
-
-        prompts = self._prompts(width)
-        reference = GeneratorLane(self._loaded.model, prompts, temperature)
-        tested = EngineLane(self, prompts, temperature)
-        lanes: list[Lane] = [reference, tested]
-        measured = Measured()
-        for lane in lanes:
-            _block(lane, self._cycles)  # warms up, and lets the depth policy see costs and acceptance
-        before = tested.depths()
-        for _ in range(self._pairs):
-            measured.reference.append(_block(reference, self._cycles))
-            measured.tested.append(_block(tested, self._cycles))
-        measured.depths = {depth: count - before.get(depth, 0) for depth, count in tested.depths().items()}
-        measured.forward_s = {depth: tested.forward_s(depth) for depth in measured.depths}
-        reference.close()
+        effort, measured = self._effort, Measured()
+        tested = EngineLane(self, width)
+        sets = effort.sets(width)
+        for number in range(sets):
+            prompts = self._prompts(width, number)
+            reference = GeneratorLane(self.loaded.model, prompts, temperature)
+            tested.take(prompts, temperature)
+            for lane in (reference, tested):
+                _block(lane, WARM_CYCLES)
+            for pair in range(number * effort.pairs // sets, (number + 1) * effort.pairs // sets):
+                self._measure_pair(measured, reference, tested, is_tested_first=pair % 2 == 1)
+            reference.close()
         tested.close()
-        mx.clear_cache()
         return measured
 
     def engine(self, width: int) -> Any:
-        from mtplx_core.cost_table import assumed_costs
-        from mtplx_core.depth import AdaptiveDepth, DepthPolicy, FixedDepth
+        """As a worker makes it, its measurements of this machine included."""
+        from mtplx_core.depth import FixedDepth
         from mtplx_core.engine import Geometry
         from mtplx_core.mtp_batch import MtpBatchEngine, MtpOptions
+        from mtplx_core.mtp_lane import build_mtp_engine
 
-        policy: DepthPolicy = FixedDepth(self._depth)
-        if not self._is_fixed:
-            policy = AdaptiveDepth(self._depth, assumed_costs(rows=width, depth=self._depth))
-        geometry = Geometry(width, 4096, self._depth)
-        return MtpBatchEngine(self._loaded, geometry, head=self._head, options=MtpOptions(policy=policy))
+        geometry = Geometry(width, min(CONTEXT, self.loaded.max_context), self._depth)
+        if self._is_fixed:
+            options = MtpOptions(policy=FixedDepth(self._depth))
+            return MtpBatchEngine(self.loaded, geometry, head=self._head, options=options)
+        with tempfile.TemporaryDirectory() as probes:
+            return build_mtp_engine(self.loaded, geometry, head=self._head, probe_dir=Path(probes))
 
-    def _prompts(self, width: int) -> list[tuple[int, ...]]:
-        step = (LONGEST - SHORTEST) / max(width - 1, 1)
-        lengths = [round(SHORTEST + step * row) for row in range(width)] if width > 1 else [LONGEST // 3]
-        starts = [(row * 97) % (len(self._text) - LONGEST) for row in range(width)]
-        return [self._text[start : start + length] for start, length in zip(starts, lengths, strict=True)]
+    def _measure_pair(
+        self, measured: Measured, reference: GeneratorLane, tested: EngineLane, *, is_tested_first: bool
+    ) -> None:
+        cycles = self._effort.cycles
+        if is_tested_first:
+            before = tested.depths()
+            measured.tested.append(_block(tested, cycles))
+            depths = tested.depths() - before
+            measured.reference.append(_block(reference, cycles))
+        else:
+            measured.reference.append(_block(reference, cycles))
+            before = tested.depths()
+            measured.tested.append(_block(tested, cycles))
+            depths = tested.depths() - before
+        measured.depths += depths
+        spent_s = sum(tested.forward_s(depth) * count for depth, count in depths.items())
+        measured.forward_s.append(spent_s / depths.total())
+
+    def _prompts(self, width: int, number: int) -> list[tuple[int, ...]]:
+        """Lengths are spread evenly over the prompts of a batch, and over the batches where one row is one batch."""
+        count = max(width, self._effort.sets(width))
+        step = (LONGEST - SHORTEST) / max(count - 1, 1)
+        places = range(width) if width >= count else [number + row * count // width for row in range(width)]
+        return [
+            self._writer.write(number * width + row, tokens=round(SHORTEST + step * (place % count)))
+            for row, place in enumerate(places)
+        ]
 
 
 class GeneratorLane:
@@ -180,7 +237,11 @@ class GeneratorLane:
         from mlx_lm.sample_utils import make_sampler
 
         self._generator: Any = BatchGenerator(
-            model, max_tokens=100_000, sampler=make_sampler(temp=temperature), completion_batch_size=len(prompts)
+            model,
+            max_tokens=100_000,
+            sampler=make_sampler(temp=temperature),
+            completion_batch_size=len(prompts),
+            prefill_batch_size=len(prompts),
         )
         self._generator.insert([list(prompt) for prompt in prompts])
         while self.cycle() < len(prompts):
@@ -196,40 +257,52 @@ class GeneratorLane:
 
 
 class EngineLane:
-    """The MTP lane's engine."""
+    """The MTP lane's engine, one for all the prompts of a width, as in service."""
 
-    def __init__(self, bench: Bench, prompts: Sequence[tuple[int, ...]], temperature: float) -> None:
+    def __init__(self, bench: Bench, width: int) -> None:
+        self._engine = bench.engine(width)
+        self._names: list[str] = []
+        self._lengths: list[int] = []
+        self._taken = 0
+
+    def take(self, prompts: Sequence[tuple[int, ...]], temperature: float) -> None:
+        """Drop the rows that run, and bring these to where they decode."""
         from mtplx_core.engine import Row, Sampling
 
-        self._engine = bench.engine(len(prompts))
-        self._width = len(prompts)
-        self._longest = max(map(len, prompts))
-        self._tokens = 0
-        for seed, prompt in enumerate(prompts):
-            sampling = Sampling(temperature=temperature, seed=seed)
-            self._engine.admit(Row(f"r{seed}", prompt, 4096 - len(prompt), sampling, ignore_eos=True))
+        for name in self._names:
+            self._engine.discard(name)
+        self._names = [f"r{self._taken + place}" for place in range(len(prompts))]
+        self._lengths = [len(prompt) for prompt in prompts]
+        most = self._engine.geometry.max_context_tokens
+        for name, prompt in zip(self._names, prompts, strict=True):
+            sampling = Sampling(temperature=temperature, seed=self._taken)
+            self._engine.admit(Row(name, prompt, most - len(prompt), sampling, ignore_eos=True))
+            self._taken += 1
         while self._engine.snapshot()["prefill_rows"]:
             self.cycle()
 
     def cycle(self) -> int:
-        tokens = sum(len(part.tokens) for part in self._engine.step().tokens)
-        self._tokens += tokens
-        return tokens
+        told = self._engine.step().tokens
+        for part in told:
+            if part.row_id in self._names:
+                self._lengths[self._names.index(part.row_id)] += len(part.tokens)
+        return sum(len(part.tokens) for part in told)
 
-    def depths(self) -> dict[int, int]:
-        return {int(depth): count for depth, count in self._engine.snapshot()["cycles_by_depth"].items()}
+    def depths(self) -> Counter[int]:
+        return Counter({int(depth): count for depth, count in self._engine.snapshot()["cycles_by_depth"].items()})
 
     def forward_s(self, depth: int) -> float:
-        from mtplx_core.probe import time_forward
+        from mtplx_core.probe import forward_times
 
-        attended = self._longest + self._tokens // self._width
-        trunk = self._engine.trunk
-        return time_forward(
-            trunk, rows=self._width, positions=depth + 1, clock=time.perf_counter, attended=attended, repeats=9
-        )
+        lengths = [length + depth for length in self._lengths]
+        clock = time.perf_counter
+        return median(forward_times(self._engine.trunk, lengths, positions=depth + 1, clock=clock, repeats=FORWARDS))
 
     def close(self) -> None:
+        import mlx.core as mx
+
         self._engine.close()
+        mx.clear_cache()
 
 
 def _block(lane: Lane, cycles: int) -> Block:
@@ -243,32 +316,16 @@ def _block(lane: Lane, cycles: int) -> Block:
 
 
 def _line(width: int, name: str, measured: Measured) -> str:
-    ratio, accepted = measured.ratio, measured.accepted(width)
-    allowed = measured.allowed(width)
+    ratio, allowed = measured.ratio, measured.allowed(width)
     plain_ms = 1e3 * median([block.cycle_s for block in measured.reference])
     cycle_ms = 1e3 * median([block.cycle_s for block in measured.tested])
+    forward_ms = 1e3 * median(measured.forward_s)
     depths = " ".join(f"{depth}:{count}" for depth, count in sorted(measured.depths.items()))
     return (
-        f"{width:3d} rows, {name:8s} {ratio}  accepted {accepted:.2f}  of what the forward allows "
-        f"{ratio.median / allowed:.3f}  non-trunk {measured.non_trunk():.3f}  plain {plain_ms:.0f} ms, "
-        f"cycle {cycle_ms:.0f} ms  cycles by depth {depths}"
+        f"{width:3d} rows, {name:8s} {ratio}  accepted {measured.accepted(width):.2f}  of what the forward allows "
+        f"{ratio.median / allowed:.3f}  non-trunk {measured.non_trunk():.3f}  plain step {plain_ms:.0f} ms, "
+        f"cycle {cycle_ms:.0f} ms, its forward {forward_ms:.0f} ms  cycles by depth {depths}"
     )
-
-
-def _text_ids(folder: Path) -> tuple[int, ...]:
-    """A few thousand tokens of plain English, in the order of the benchmark's prompts."""
-    from transformers import AutoTokenizer
-
-    from benchmarks.clients import PROMPTS
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    ids: list[int] = []
-    while len(ids) < 4 * LONGEST:
-        for prompt in PROMPTS:
-            ids += tokenizer.apply_chat_template(
-                [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False
-            )
-    return tuple(ids)
 
 
 if __name__ == "__main__":

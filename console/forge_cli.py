@@ -80,17 +80,18 @@ def collect(
 )
 @click.option("--epochs", default=_DEFAULTS.epochs, show_default=True)
 @click.option("--positions", default=_DEFAULTS.positions, show_default=True, help="Pairs of tokens in a batch.")
-@click.option("--depth", default=_DEFAULTS.max_depth, show_default=True, help="Tokens it learns to draft in a row.")
+@click.option(
+    "--depth", "max_depth", default=_DEFAULTS.max_depth, show_default=True, help="Tokens it learns to draft in a row."
+)
 @click.option("--draft-vocabulary", default=_DEFAULTS.draft_vocabulary, show_default=True)
+@click.option("--steps", type=click.IntRange(1), help="Save the head after so many steps; called again, it goes on.")
 def train(
     model: str | None,
     states: Path,
     run: Path,
     hold_out: Path | None,
-    epochs: float,
-    positions: int,
-    depth: int,
-    draft_vocabulary: int,
+    steps: int | None,
+    **recipe: Any,
 ) -> None:
     """Train a head on recorded states."""
     loaded = _load(model)
@@ -98,14 +99,14 @@ def train(
     from mtplx_core.forge.trainer import Trainer
     from mtplx_core.trunk import Trunk
 
-    recipe = Recipe(epochs=epochs, positions=positions, max_depth=depth, draft_vocabulary=draft_vocabulary)
     kept = HoldOut(_phrases(loaded, hold_out))
-    trainer = Trainer(Trunk(loaded.model), states, run, recipe=recipe, hold_out=kept)
+    trainer = Trainer(Trunk(loaded.model), states, run, recipe=Recipe(**recipe), hold_out=kept)
     with _bar("training, percent", extra="{task.fields[note]}") as advance:
         trainer.train(
             on_step=lambda step: advance(
                 round(100 * step.done), 100, f"loss {step.loss:.3f}, held-out acceptance {step.acceptance:.3f}"
-            )
+            ),
+            steps=steps,
         )
     trainer.save_head(run / "head", trained_on=loaded.identity)
     click.echo(f"mtplx: head at {run / 'head'}, not verified yet", err=True)

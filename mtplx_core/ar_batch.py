@@ -2,7 +2,7 @@
 
 The generator sees to caches, padding and prefill. It asks for a token through hooks that know neither rows nor
 positions; `_SamplerHook` puts both back. One step is always on the device while the host reads the one before, so a
-row that ends has been decoded one token too far, which is thrown away.
+row that ends has been decoded one token too far, which is thrown away, and one that is paused has one token to come.
 """
 
 from __future__ import annotations
@@ -11,29 +11,33 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
 
 from mtplx_core.cache_bytes import cache_bytes
-from mtplx_core.engine import Geometry, PrefillProgress, Row, RowEnd, RowTokens, StepResult, TokenLogprob
+from mtplx_core.engine import Geometry, PrefillProgress, Row, RowCycle, RowEnd, RowTokens, StepResult, TokenLogprob
 from mtplx_core.errors import EngineDeadError
 from mtplx_core.isolation import refuse_inside_mtp_lane
 from mtplx_core.loader import LoadedModel
 from mtplx_core.logprobs import LogprobArrays, logprob_arrays, row_logprobs
 from mtplx_core.penalties import RowHistory, has_penalties
-from mtplx_core.rows import RowProgress, check_row
+from mtplx_core.rows import Roster, RowProgress
 from mtplx_core.sampling import SamplingBatch
 from mtplx_core.serial import NOT_FINITE
 
 _NO_LIMIT = sys.maxsize
+_by_priority = attrgetter("row.is_offline")
 
 
 class _Chosen(NamedTuple):
     """What one call of the sampler made of one row; arrays are shared by the rows of the call."""
 
     place: int
+    tokens: mx.array
+    """(rows, 1)"""
     is_finite: mx.array
     """(rows, 1) bool"""
     logprobs: LogprobArrays | None
@@ -49,6 +53,10 @@ class _Active(RowProgress):
     """Sampled and not yet handed out by the generator, oldest first."""
     prompt_mask: mx.array | None = None
     """Which tokens stand in the prompt, (vocab,) bool; None without penalties."""
+    caches: list[Any] | None = None
+    """What was fed of it, while it is not in the generator."""
+    cached: int = 0
+    """Tokens of the sequence that were in `caches` when it was last given to the generator."""
 
 
 class _Pending(NamedTuple):
@@ -90,7 +98,7 @@ class _SamplerHook:
         # Started with the tokens: a later start would queue behind the next forward.
         mx.async_eval(tokens, is_finite, list(logprobs or ()))  # type: ignore[no-untyped-call]  # mlx's stub
         for place, active in enumerate(actives):
-            active.chosen.append(_Chosen(place, is_finite, logprobs))
+            active.chosen.append(_Chosen(place, tokens, is_finite, logprobs))
         return tokens[:, 0]
 
     def _sampling_batch(self, actives: list[_Active]) -> SamplingBatch:
@@ -117,7 +125,7 @@ class ArBatchEngine:
         self._cache_bytes = cache_bytes(loaded.model)
         self._hook = _SamplerHook(loaded.vocab_size)
         self._generator = _generator(loaded.model, geometry, self._hook)
-        self._rows: dict[str, _Active] = {}
+        self._roster: Roster[_Active] = Roster(geometry, loaded.vocab_size)
         self._by_uid: dict[int, _Active] = {}
         self._steps = self._tokens = self._prefill_tokens = 0
         self._is_dead = False
@@ -128,7 +136,7 @@ class ArBatchEngine:
 
     @property
     def active_rows(self) -> int:
-        return len(self._rows)
+        return len(self._roster.active) + sum(bool(active.chosen) for active in self._roster.paused.values())
 
     def row_bytes(self, tokens: int) -> int:
         """Rows are padded to the longest beside them, so any row may come to take as much as the longest allowed."""
@@ -136,19 +144,26 @@ class ArBatchEngine:
 
     def admit(self, row: Row) -> None:
         refuse_inside_mtp_lane("ArBatchEngine.admit")
-        check_row(row, geometry=self._geometry, vocab_size=self._vocab_size, active=self._rows)
+        self._roster.check(row)
         active = _Active.of(row)
         active.left_to_prefill = len(active.sequence) - 1
         if has_penalties(row.sampling):
             seen = mx.zeros((self._vocab_size,), mx.bool_)
             active.prompt_mask = seen.at[mx.array(row.prompt)].maximum(mx.array(True))
             mx.eval(active.prompt_mask)
-        self._rows[row.row_id] = active
+        self._roster.add(active)
 
     def discard(self, row_id: str) -> None:
-        active = self._rows.pop(row_id, None)
+        active = self._roster.discard(row_id)
         if active is not None and self._by_uid.pop(active.uid, None) is not None:
             self._generator.remove([active.uid])
+
+    def pause(self, row_id: str) -> None:
+        if (active := self._roster.pause(row_id)) is not None:
+            self._lift(active)
+
+    def resume(self, row_id: str) -> None:
+        self._roster.resume(row_id)
 
     def step(self) -> StepResult:
         refuse_inside_mtp_lane("ArBatchEngine.step")
@@ -163,30 +178,37 @@ class ArBatchEngine:
     def snapshot(self) -> Mapping[str, Any]:
         return {
             "mode": "ar_batch",
-            "active_rows": len(self._rows),
-            "prefill_rows": sum(active.is_prefilling for active in self._rows.values()),
+            "active_rows": len(self._roster.active),
+            "prefill_rows": sum(active.is_prefilling for active in self._roster.active.values()),
+            "paused_rows": len(self._roster.paused),
             "steps": self._steps,
             "tokens": self._tokens,
             "prefill_tokens": self._prefill_tokens,
-            "cache_bytes": int(self._generator.prompt_cache_nbytes),
+            "cache_bytes": int(self._generator.prompt_cache_nbytes) + self._lifted_bytes,
         }
 
     def close(self) -> None:
-        for row_id in list(self._rows):
+        for row_id in [*self._roster.active, *self._roster.paused]:
             self.discard(row_id)
         mx.clear_cache()
 
+    @property
+    def _lifted_bytes(self) -> int:
+        return sum(layer.nbytes for active in self._roster.held for layer in active.caches or ())
+
     def _step(self) -> StepResult:
-        if not self._rows:
+        if not self.active_rows:
             return StepResult()
+        tokens: list[RowTokens] = []
+        new_ends: list[RowEnd] = []
+        self._collect_lifted(tokens, new_ends)
+        self._drop(new_ends)
         # A row may come with its last token already committed.
-        ends = [end for active in self._rows.values() if (end := active.end(eos_token_ids=self._eos_ids))]
+        ends = [end for active in self._roster.active.values() if (end := active.end(eos_token_ids=self._eos_ids))]
         self._drop(ends)
         self._insert_waiting()
         prompt_responses, responses = self._generator.next() if self._by_uid else ((), ())
         width = len(responses)
-        tokens: list[RowTokens] = []
-        new_ends: list[RowEnd] = []
         for response in responses:
             self._collect(self._by_uid[response.uid], response.token, width=width, tokens=tokens, ends=new_ends)
         prefill = [self._prefilled(self._by_uid[r.uid], *r.progress) for r in prompt_responses]
@@ -200,11 +222,14 @@ class ArBatchEngine:
 
     def _insert_waiting(self) -> None:
         """Hand rows to the generator while the prompts it pads and feeds at once stay within one chunk."""
+        waiting = sorted((active for active in self._roster.active.values() if active.uid < 0), key=_by_priority)
+        if waiting and not waiting[0].row.is_offline:
+            for active in [a for a in self._by_uid.values() if a.is_prefilling and a.row.is_offline]:
+                self._lift(active)
+                waiting.append(active)
         chunk = self._geometry.prefill_chunk_tokens
         feeding = [min(a.left_to_prefill, chunk) for a in self._by_uid.values() if a.is_prefilling]
-        for active in self._rows.values():
-            if active.uid >= 0:
-                continue
+        for active in waiting:
             wider = [*feeding, min(active.left_to_prefill, chunk)]
             if feeding and max(wider) * len(wider) > chunk:
                 return
@@ -212,10 +237,34 @@ class ArBatchEngine:
             self._insert(active)
 
     def _insert(self, active: _Active) -> None:
+        fed, left = list(active.sequence[: active.cached]), list(active.sequence[active.cached :])
         (active.uid,) = self._generator.insert(
-            [list(active.sequence)], logits_processors=[[self._hook.row_hook(active)]]
+            [left],
+            caches=None if active.caches is None else [active.caches],
+            all_tokens=[fed],
+            logits_processors=[[self._hook.row_hook(active)]],
         )
+        active.caches = None
         self._by_uid[active.uid] = active
+
+    def _lift(self, active: _Active) -> None:
+        """Take a row out of the generator with what was fed of it; what was sampled for it stays in `chosen`."""
+        if self._by_uid.pop(active.uid, None) is None:
+            return
+        lifted = self._generator.remove([active.uid], return_prompt_caches=True)
+        caches, tokens = lifted[active.uid]
+        active.uid, active.cached = -1, len(tokens)
+        active.caches = caches if tokens else None
+        # Slices of the batch would keep all of it alive.
+        mx.async_eval([layer.state for layer in active.caches or ()])  # type: ignore[no-untyped-call]  # mlx's stub
+
+    def _collect_lifted(self, tokens: list[RowTokens], ends: list[RowEnd]) -> None:
+        """Hand out what was sampled for rows before they were taken out of the generator."""
+        for active in [*self._roster.paused.values(), *self._roster.active.values()]:
+            if active.uid < 0 and active.chosen:
+                chosen = active.chosen[0]
+                token: Any = chosen.tokens[chosen.place, 0].item()
+                self._collect(active, token, width=max(active.stats.max_width, 1), tokens=tokens, ends=ends)
 
     def _prefilled(self, active: _Active, done: int, total: int) -> PrefillProgress | None:
         """Progress of a row, if this step fed some of its prompt."""
@@ -224,11 +273,11 @@ class ArBatchEngine:
         active.is_prefilling = done < total
         self._prefill_tokens += fed
         done += active.left_to_prefill == 0 and done < total
-        return PrefillProgress(active.row.row_id, done, total) if fed else None
+        return PrefillProgress(active.row.row_id, active.cached + done, active.cached + total) if fed else None
 
     def _collect(self, active: _Active, token: int, *, width: int, tokens: list[RowTokens], ends: list[RowEnd]) -> None:
         chosen = active.chosen.popleft()
-        active.count_cycle(width=width)
+        cycle = active.count_cycle(RowCycle(width))
         is_finite: Any = chosen.is_finite.tolist()
         if not is_finite[chosen.place][0]:
             ends.append(active.fail(NOT_FINITE))
@@ -236,7 +285,7 @@ class ArBatchEngine:
         position = len(active.tokens)
         active.tokens.append(token)
         self._tokens += 1
-        tokens.append(RowTokens(active.row.row_id, position, (token,), _logprobs(active.row, chosen)))
+        tokens.append(RowTokens(active.row.row_id, position, (token,), _logprobs(active.row, chosen), cycle))
         if end := active.end(eos_token_ids=self._eos_ids):
             ends.append(end)
 

@@ -11,6 +11,7 @@ from mtplx_core.engine import Engine, Geometry, Profile, SchedulerMode
 from mtplx_core.errors import UnsupportedModeError
 from mtplx_core.heads.base import Head
 from mtplx_core.loader import LoadedModel
+from mtplx_core.memory import fit_geometry
 from mtplx_core.mtp_lane import build_mtp_engine
 from mtplx_core.serial import SerialEngine
 
@@ -25,6 +26,7 @@ def build_engine(
     profile: Profile = Profile.BALANCED,
     head: Head | None = None,
     probe_dir: Path | None = None,
+    memory_bytes: int = 0,
 ) -> Engine:
     """Make the engine on the thread that loaded the model.
 
@@ -33,6 +35,7 @@ def build_engine(
 
     Args:
         head: drafts tokens on the MTP lane; without one it drafts from the row's own text. Other lanes ignore it.
+        memory_bytes: what the caches of all rows may take; the lane is narrowed to it. 0: no bound.
         probe_dir: where the MTP lane keeps what forwards cost on this machine; None measures nothing at start.
 
     Raises:
@@ -41,6 +44,12 @@ def build_engine(
     if geometry.max_context_tokens > loaded.max_context:
         logger.info("%s holds %d tokens at most, the lane is narrowed to that", loaded.name, loaded.max_context)
         geometry = replace(geometry, max_context_tokens=loaded.max_context)
+    if memory_bytes:
+        asked = build_engine(mode, loaded, geometry=geometry, profile=profile, head=head)
+        geometry = fit_geometry(asked.geometry, memory_bytes=memory_bytes, row_bytes=asked.row_bytes)
+        if geometry != asked.geometry:
+            logger.warning("memory carries %d rows of %d tokens, the lane is narrowed to that",
+                           geometry.decode_batch_max, geometry.max_context_tokens)  # fmt: skip
     match mode, profile:
         case SchedulerMode.SERIAL, _:
             return SerialEngine(loaded, replace(geometry, decode_batch_max=1, depth=0))

@@ -11,6 +11,8 @@ _WEIGHT = 0.1
 """Of a new sighting against what was known."""
 _OUTLIER = 2.0
 """Sightings beyond this multiple are pauses of the machine, not the price of a cycle."""
+_FIRST_OUTLIER = 1.3
+"""The same for the first sighting, against what the others make expect."""
 
 
 class CostTable:
@@ -37,7 +39,9 @@ class CostTable:
         """Take a sighting into account."""
         known = self._seen.get((rows, depth))
         if known is None:
-            self._seen[rows, depth] = cost
+            # The first may be the outlier, and a depth that looks dear is not tried again for long.
+            expected = self.cost(rows, depth) if self._seen else cost
+            self._seen[rows, depth] = min(cost, _FIRST_OUTLIER * expected)
             return
         self._seen[rows, depth] = known + _WEIGHT * (min(cost, _OUTLIER * known) - known)
 

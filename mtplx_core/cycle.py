@@ -91,9 +91,14 @@ def seated(state: RowState, slot: int, tokens: list[int], prompt_tokens: int) ->
         mx.array([len(tokens) - prompt_tokens], mx.int32),
         history,
     )
+    return placed(state, slot, fresh)
+
+
+def placed(state: RowState, slot: int, row: RowState) -> RowState:
+    """The state with the state of one row in `slot`, the one behind the last if need be."""
     if slot == state.last.shape[0]:
-        return RowState(*(mx.concatenate([old, new]) for old, new in zip(state, fresh, strict=True)))
-    return RowState(*(_with_row(old, slot, new) for old, new in zip(state, fresh, strict=True)))
+        return RowState(*(mx.concatenate([old, new]) for old, new in zip(state, row, strict=True)))
+    return RowState(*(_with_row(old, slot, new) for old, new in zip(state, row, strict=True)))
 
 
 def picked(state: RowState, slots: list[int]) -> RowState:

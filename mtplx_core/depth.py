@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from mtplx_core.cost_table import CostTable
 
 EXPLORE_EVERY = 128
-"""Cycles at one depth before one cycle is spent on the next deeper; keeps exploration under a hundredth."""
+"""Cycles between two that are spent on a neighbouring depth, deeper and shallower in turn; under a hundredth."""
 _HYSTERESIS = 1.03
 _WEIGHT = 0.06
 """Of the newest trial; a row's acceptance is remembered over some sixteen trials."""
@@ -94,6 +94,7 @@ class AdaptiveDepth:
     costs: CostTable
     _depth: int = 0
     _since_explored: int = 0
+    _is_deeper_next: bool = True
     _gains: list[float] = field(default_factory=list)
 
     def choose(self, rows: Sequence[Odds]) -> int:
@@ -102,13 +103,20 @@ class AdaptiveDepth:
         if self._gains[best] > _HYSTERESIS * self._gains[self._depth]:
             self._depth = best
         self._since_explored += 1
-        if self._since_explored >= EXPLORE_EVERY and self._depth < self.max_depth:
+        if self._since_explored >= EXPLORE_EVERY:
             self._since_explored = 0
-            return self._depth + 1
+            return self._neighbour()
         return self._depth
 
     def see_cost(self, rows: int, depth: int, cost: float) -> None:
         self.costs.see(rows, depth, cost)
+
+    def _neighbour(self) -> int:
+        """The cost of a depth that is never tried would stay what the start table says, without drafting in it."""
+        is_deeper, self._is_deeper_next = self._is_deeper_next, not self._is_deeper_next
+        if self._depth in (0, self.max_depth):
+            is_deeper = self._depth == 0
+        return max(0, min(self._depth + (1 if is_deeper else -1), self.max_depth))
 
     def _gain(self, rows: Sequence[Odds], depth: int) -> float:
         return sum(odds.expected_tokens(depth) for odds in rows) / self.costs.cost(len(rows), depth)

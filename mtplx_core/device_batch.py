@@ -11,16 +11,19 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+from mlx.nn.layers.base import Module
 
-from mtplx_core.cycle import Cycle, empty_state, picked, run_cycle, seated
-from mtplx_core.drafters import PENDING_LIMIT, HeadDrafter, look_up
-from mtplx_core.engine import Geometry
+from mtplx_core.cycle import Cycle, RowState, empty_state, picked, placed, run_cycle, seated
+from mtplx_core.drafters import PENDING_LIMIT, HeadDrafter, LiftedPairs, look_up
+from mtplx_core.engine import Geometry, Sampling
 from mtplx_core.heads.base import Head
 from mtplx_core.logprobs import LogprobArrays, logprob_arrays
+from mtplx_core.penalties import RowHistory
 from mtplx_core.prefill import Prefill
-from mtplx_core.ragged_cache import RaggedCache, layer_shapes, plain_caches
+from mtplx_core.ragged_cache import RaggedCache, cache_arrays, layer_shapes, plain_caches
 from mtplx_core.row_sampling import RowSampler
 from mtplx_core.trunk import Trunk
+from mtplx_core.unfused_attention import route_attention
 
 CYCLES_AHEAD = 2
 """Cycles whose tokens may be written before the host learns that a row had ended."""
@@ -31,14 +34,18 @@ class Plan:
     """What the host asks of one cycle."""
 
     depth: int
-    longest: int
-    """Bound on the tokens any running row holds after it."""
+    lengths: tuple[int, ...]
+    """Bound on the tokens each slot holds after it; 0 for those that take no part."""
     parked: frozenset[int] = frozenset()
     """Slots that take no part."""
     top_logprobs: int | None = None
     """The most any row asks for; None when none asks."""
     is_timed: bool = False
     """Leave starting it to the caller, who evaluates it stage by stage."""
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths)
 
 
 class Started(NamedTuple):
@@ -49,6 +56,24 @@ class Started(NamedTuple):
     logprobs: LogprobArrays | None
     stages: tuple[Any, ...]
     """What drafting, verifying and choosing end in, for a cycle that is timed stage by stage."""
+
+
+class LiftedRow(NamedTuple):
+    """Everything the device has of one row that is out of the batch."""
+
+    tokens: int
+    """Bound on the tokens in its cache."""
+    caches: Sequence[Any]
+    """mlx-lm's, one per layer."""
+    state: RowState
+    sampling: Sampling
+    history: RowHistory | None
+    pairs: LiftedPairs | None
+
+    @property
+    def nbytes(self) -> int:
+        caches = [*self.caches, *(self.pairs.caches if self.pairs else ())]
+        return sum(int(cache.nbytes) for cache in caches)
 
 
 class DeviceBatch:
@@ -95,6 +120,25 @@ class DeviceBatch:
         self._sampler.seat(slot, prefill.row)
         self._state = seated(self._state, slot, prefill.tokens, len(prefill.row.prompt))
 
+    def lift(self, slot: int, *, longest: int) -> LiftedRow:
+        """Copy a row of at most `longest` tokens out, as it stands behind the cycles started; its slot may be left."""
+        caches = self._cache.lift(slot, longest)
+        pairs = None if self._drafter is None else self._drafter.lift(slot, longest)
+        row = LiftedRow(longest, caches, picked(self._state, [slot]), *self._sampler.lift(slot), pairs)
+        heads = () if pairs is None else (pairs.pending, [cache.state for cache in pairs.caches if longest])
+        # Left unevaluated, the copies would hold on to the whole batch.
+        mx.async_eval((row.state, cache_arrays(caches), heads))  # type: ignore[no-untyped-call]  # mlx annotates only in part
+        return row
+
+    def put(self, slot: int, row: LiftedRow) -> None:
+        """Put a row back into a slot, any free one or the one behind the last."""
+        self._reserve(max(slot + 1, self.width), row.tokens + 1)
+        self._cache.insert(slot, row.caches)
+        if self._drafter is not None and row.pairs is not None:
+            self._drafter.put(slot, row.pairs)
+        self._sampler.put(slot, row.sampling, row.history)
+        self._state = placed(self._state, slot, row.state)
+
     def close_holes(self, moves: Sequence[tuple[int, int]], *, width: int) -> None:
         """Follow the seats' moves, (source, target) each, and drop the slots behind `width`."""
         order = list(range(self.width))
@@ -124,10 +168,11 @@ class DeviceBatch:
         noise = self._sampler.noise(before.position, positions=plan.depth + 1)
         guess, found = self._look_up(plan)
         drafts = self._draft(plan, guess, found, parked)
-        self._cache.begin(before.offset, plan.depth + 1, longest=plan.longest, parked=parked)
+        self._cache.begin(before.offset, plan.depth + 1, longest=plan.longest, parked=parked, lengths=plan.lengths)
         forward = _TrunkForward(self.trunk, self._cache)
         cycle = run_cycle(before, drafts, forward, self._sampler, noise=noise, parked=parked)
         self._state = cycle.state
+        self._cache.commit(cycle.taken, takes_all=plan.depth == 0 and not plan.parked)
         if self._drafter is not None:
             self._drafter.commit(forward.hidden, cycle.chosen, cycle.taken)
         finite = mx.isfinite(forward.logits.sum(axis=(1, 2)))
@@ -136,7 +181,8 @@ class DeviceBatch:
         if plan.top_logprobs is not None:
             logprobs = logprob_arrays(forward.logits, cycle.chosen, top=plan.top_logprobs)
         pending = self._drafter.pending if self._drafter is not None else ()
-        rest = (result, logprobs, self._state, pending, self._sampler.arrays)
+        states = [layer.arrays for layer in self._cache.recurrent]
+        rest = (result, logprobs, self._state, pending, self._sampler.arrays, states)
         if not plan.is_timed:
             mx.async_eval(rest)  # type: ignore[no-untyped-call]  # mlx annotates only in part
         return Started(result, logprobs, (drafts, forward.logits, rest))
@@ -194,12 +240,14 @@ class _TrunkForward:
 
 def new_trunk_cache(trunk: Trunk, *, max_positions: int) -> RaggedCache:
     """An empty ragged cache for the trunk's layers."""
-    probe = plain_caches(len(trunk.layers))
+    probe = trunk.new_caches()
     trunk.hidden(mx.zeros((1, 1), mx.int32), probe)
     return RaggedCache(layer_shapes(probe), query_heads=_mask_heads(trunk), max_positions=max_positions)
 
 
 def _head_drafter(trunk: Trunk, head: Head, max_depth: int) -> HeadDrafter:
+    if isinstance(head, Module):
+        route_attention(head)
     probe = plain_caches(head.cached_layers)
     head(mx.zeros((1, 1, trunk.hidden_size), trunk.dtype), mx.zeros((1, 1), mx.int32), probe)
     room = PENDING_LIMIT + max_depth + 1

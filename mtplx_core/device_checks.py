@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,6 @@ from mtplx_core.engine import Engine, Geometry, Row, Sampling
 from mtplx_core.loader import LoadedModel
 from mtplx_core.mtp_batch import MtpBatchEngine, MtpOptions
 from mtplx_core.probe import load_or_probe, time_forward
-from mtplx_core.ragged_cache import plain_caches
 from mtplx_core.trunk import Trunk
 
 _MIB = 1024 * 1024
@@ -48,6 +47,15 @@ class Effort:
     """A thorough run waits 60."""
     churn_s: float = 10.0
     """A thorough run takes 1,200 with and without a wired limit."""
+    most_rows: int = 64
+    """Rows of the checks that decode, if the lane has as many."""
+
+    @classmethod
+    def of_this_device(cls) -> Effort:
+        """Minutes on a GPU; less than one on a CPU, where a cycle takes as long as a hundred there."""
+        if mx.default_device() == mx.Device(mx.gpu):
+            return cls()
+        return cls(memory_cycles=32, flat_cycles=48, idle_s=2.0, churn_s=3.0, most_rows=4)
 
 
 def run_device_checks(
@@ -64,10 +72,11 @@ def run_device_checks(
     Args:
         probe_dir: where the forward-time table is saved for the depth policy.
     """
-    effort = effort or Effort()
+    effort = effort or Effort.of_this_device()
     trunk = Trunk(loaded.model)
     yield check_fused_attention(trunk, geometry)
     yield check_forward_times(trunk, loaded, geometry, probe_dir=probe_dir, clock=clock)
+    geometry = replace(geometry, decode_batch_max=min(geometry.decode_batch_max, effort.most_rows))
     yield check_peak_memory(loaded, geometry, cycles=effort.memory_cycles)
     yield check_flat_memory(loaded, geometry, cycles=effort.flat_cycles)
     yield check_rows_alone(trunk)
@@ -79,7 +88,7 @@ def run_device_checks(
 def check_fused_attention(trunk: Trunk, geometry: Geometry) -> Check:
     """Whether attention of a verify step stays within what the fused GPU kernel takes."""
     name = "attention of a verify step is fused"
-    shape = new_trunk_cache(trunk, max_positions=1).layers[0].shape
+    shape = new_trunk_cache(trunk, max_positions=1).attention[0].shape
     per_group = trunk.query_heads // shape.heads * (geometry.depth + 1)
     sizes = f"head size {shape.key_size}/{shape.value_size}, {per_group} queries per key head, depth {geometry.depth}"
     if mx.default_device() != mx.Device(mx.gpu):
@@ -92,8 +101,8 @@ def check_fused_attention(trunk: Trunk, geometry: Geometry) -> Check:
 def check_forward_times(
     trunk: Trunk, loaded: LoadedModel, geometry: Geometry, *, probe_dir: Path | None, clock: Callable[[], float]
 ) -> Check:
-    """Measures the table the depth policy starts from, and saves it."""
-    probe = load_or_probe(trunk, geometry, identity=loaded.identity, folder=probe_dir, clock=clock)
+    """Measures the table the depth policy starts from, and saves it over the one that was kept."""
+    probe = load_or_probe(trunk, geometry, identity=loaded.identity, folder=probe_dir, clock=clock, is_renewed=True)
     times = ", ".join(
         f"{rows}x{depth + 1} {1e3 * cost:.1f} ms" for (rows, depth), cost in sorted(probe.seconds.items())
     )
@@ -145,7 +154,7 @@ def check_rows_alone(trunk: Trunk) -> Check:
     cache.reserve(len(lengths), room)
     alone = []
     for row, length in enumerate(lengths):
-        caches = plain_caches(len(trunk.layers))
+        caches = trunk.new_caches()
         trunk.hidden(ids[row : row + 1, :length], caches)
         cache.insert(row, caches)
         alone.append(trunk.hidden(ids[row : row + 1, length : length + 1], caches))

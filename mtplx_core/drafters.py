@@ -69,6 +69,16 @@ class Pending(NamedTuple):
     """Pairs in the head's cache, (rows,) int32."""
 
 
+class LiftedPairs(NamedTuple):
+    """The head's side of a row that is out of the batch."""
+
+    caches: Sequence[KVCache]
+    pending: Pending
+    """Of one row."""
+    waiting: int
+    """Host-side bound on `pending.length`."""
+
+
 class HeadDrafter:
     """The head's side of the batch: its ragged cache and the pairs that wait for it.
 
@@ -101,10 +111,23 @@ class HeadDrafter:
             row[:, :1] = hidden
         tokens = mx.full((1, self._room), token, mx.int32)
         length = mx.array([0 if hidden is None else 1], mx.int32)
-        fresh = Pending(row, tokens, length, mx.array([fed], mx.int32))
-        parts = [mx.concatenate([kept[:slot], new, kept[slot + 1 :]]) for kept, new in zip(old, fresh, strict=True)]
+        self._place(slot, Pending(row, tokens, length, mx.array([fed], mx.int32)), waiting=1)
+
+    def lift(self, slot: int, tokens: int) -> LiftedPairs:
+        """Copies of what a slot has, of which at most `tokens` pairs are in the head's cache."""
+        pending = Pending(*(part[slot : slot + 1] for part in self.pending))
+        return LiftedPairs(self.cache.lift(slot, tokens), pending, self._waiting)
+
+    def put(self, slot: int, lifted: LiftedPairs) -> None:
+        """Put a row back into a slot."""
+        self.cache.insert(slot, lifted.caches)
+        self._place(slot, lifted.pending, waiting=lifted.waiting)
+
+    def _place(self, slot: int, row: Pending, *, waiting: int) -> None:
+        old = self.pending
+        parts = [mx.concatenate([kept[:slot], new, kept[slot + 1 :]]) for kept, new in zip(old, row, strict=True)]
         self.pending = Pending(*parts)
-        self._waiting = max(self._waiting, 1)
+        self._waiting = max(self._waiting, waiting)
 
     def pick(self, slots: list[int]) -> None:
         """Keep the pairs of some slots, in that order; their cache slots are moved by the caller."""

@@ -79,6 +79,8 @@ class Row:
     ignore_eos: bool = False
     top_logprobs: int | None = None
     """None: no logprobs. n: the chosen token's and those of the n most likely tokens."""
+    is_offline: bool = False
+    """Whether its prompt is fed after those of rows that somebody waits for."""
 
 
 class TokenLogprob(NamedTuple):
@@ -89,6 +91,15 @@ class TokenLogprob(NamedTuple):
     """(token id, logprob), most likely first."""
 
 
+class RowCycle(NamedTuple):
+    """One cycle of one row."""
+
+    width: int = 1
+    """Rows it was decoded with, itself included."""
+    drafted: int = 0
+    accepted: int = 0
+
+
 class RowTokens(NamedTuple):
     """New tokens of one row; the ending token (end of sequence, stop token) is among them."""
 
@@ -97,6 +108,7 @@ class RowTokens(NamedTuple):
     """Index within the completion of the first of `tokens`."""
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] | None = None
+    cycle: RowCycle = RowCycle()
 
 
 class PrefillProgress(NamedTuple):
@@ -116,6 +128,17 @@ class RowStats:
     """Drafts accepted at depth 1, 2, ..."""
     min_width: int = 0
     max_width: int = 0
+
+    def after(self, cycle: RowCycle) -> RowStats:
+        """The sum with one more cycle in it."""
+        width = cycle.width
+        return RowStats(
+            cycles=self.cycles + 1,
+            drafted=_counted(self.drafted, cycle.drafted, up_to=cycle.drafted),
+            accepted=_counted(self.accepted, cycle.drafted, up_to=cycle.accepted),
+            min_width=min(self.min_width, width) if self.cycles else width,
+            max_width=max(self.max_width, width),
+        )
 
 
 class RowEnd(NamedTuple):
@@ -148,7 +171,10 @@ class Engine(Protocol):
 
     @property
     def active_rows(self) -> int:
-        """Rows admitted and neither ended nor discarded, those still in prefill included."""
+        """Rows admitted and neither ended, discarded nor paused, those still in prefill included.
+
+        A row paused over a cycle under way counts until the tokens of that have been returned.
+        """
 
     def row_bytes(self, tokens: int) -> int:
         """Memory one row of `tokens` tokens (prompt and completion) will take at most, in bytes."""
@@ -157,8 +183,21 @@ class Engine(Protocol):
         """Take a row; it joins at the next step boundary.
 
         Raises:
-            RowRejectedError: more rows than `decode_batch_max`, a row longer than `max_context_tokens`, an empty
-                prompt, a token id outside the vocabulary, or a row id already active.
+            RowRejectedError: more rows than `decode_batch_max` (paused ones aside), a row longer than
+                `max_context_tokens`, an empty prompt, a token id outside the vocabulary, or a row id already active.
+        """
+
+    def pause(self, row_id: str) -> None:
+        """Take a row out of the batch with all it has, so that it costs memory and no time; unknown ids are ignored.
+
+        Tokens of a cycle under way still come, and may end the row.
+        """
+
+    def resume(self, row_id: str) -> None:
+        """Let a paused row go on exactly where it was, from the next step on; ids of no paused row are ignored.
+
+        Raises:
+            RowRejectedError: `decode_batch_max` rows are here already; the row stays paused.
         """
 
     def discard(self, row_id: str) -> None:
@@ -176,3 +215,9 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Drop all rows and free their memory."""
+
+
+def _counted(counts: tuple[int, ...], places: int, *, up_to: int) -> tuple[int, ...]:
+    """Counters of at least `places` places, the first `up_to` of them one higher."""
+    longer = (*counts, *(0 for _ in range(places - len(counts))))
+    return tuple(count + (place < up_to) for place, count in enumerate(longer))

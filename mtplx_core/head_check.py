@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 
 from mtplx_core.errors import ModelLoadError
 from mtplx_core.heads.base import Head
-from mtplx_core.ragged_cache import plain_caches
 from mtplx_core.trunk import Trunk
 
 FLOOR = 0.05
@@ -17,13 +17,16 @@ _TEXT_TOKENS = 64
 _START = 16
 
 
-def require_useful_head(trunk: Trunk, head: Head, *, floor: float = FLOOR) -> float:
+def require_useful_head(trunk: Trunk, head: Head, *, floor: float = FLOOR, text: Sequence[int] | None = None) -> float:
     """How often the head drafts what the trunk says next, on text the trunk makes up.
+
+    Args:
+        text: what the trunk made up before.
 
     Raises:
         ModelLoadError: less often than `floor`.
     """
-    agreement = measure_agreement(trunk, head, _own_text(trunk))
+    agreement = measure_agreement(trunk, head, text or own_text(trunk))
     if agreement < floor:
         raise ModelLoadError(
             f"head {head.name} drafts {agreement:.1%} of a built-in text right, at least {floor:.0%} is needed; "
@@ -32,9 +35,9 @@ def require_useful_head(trunk: Trunk, head: Head, *, floor: float = FLOOR) -> fl
     return agreement
 
 
-def measure_agreement(trunk: Trunk, head: Head, tokens: list[int]) -> float:
+def measure_agreement(trunk: Trunk, head: Head, tokens: Sequence[int]) -> float:
     """Share of `tokens` behind the second of which the head's greedy draft is the trunk's greedy choice."""
-    ids = mx.array([tokens], mx.int32)
+    ids = mx.array([list(tokens)], mx.int32)
     hidden = trunk.hidden(ids)
     said = mx.argmax(trunk.logits(hidden), axis=-1)  # (1, tokens): the choice behind each
     drafted = head.logits(head(hidden[:, :-1], ids[:, 1:]))
@@ -43,11 +46,11 @@ def measure_agreement(trunk: Trunk, head: Head, tokens: list[int]) -> float:
     return float(agreement)
 
 
-def _own_text(trunk: Trunk) -> list[int]:
+def own_text(trunk: Trunk) -> list[int]:
     """Greedy text from a few starts spread over the vocabulary, so that no tokenizer is needed."""
     stride = trunk.vocab_size // _START
     start = [1 + place * stride for place in range(_START)]
-    caches = plain_caches(len(trunk.layers))
+    caches = trunk.new_caches()
     tokens = list(start)
     fed = mx.array([start], mx.int32)
     for _ in range(_TEXT_TOKENS):

@@ -15,6 +15,7 @@ import mlx.core as mx
 from huggingface_hub import snapshot_download
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
+from mlx_lm.utils import _get_classes
 from mlx_lm.utils import load_model as load_mlx_model
 
 from mtplx_core.errors import ModelLoadError
@@ -30,8 +31,11 @@ TOKENIZER_FILES = (
     "added_tokens.json",
     "generation_config.json",
 )
-_HUB_PATTERNS = ("*.json", "model*.safetensors", "mtp*.safetensors", "*.jinja")
+_HUB_PATTERNS = ("*.json", "model*.safetensors", "mtp*.safetensors", "mtp/*.safetensors", "*.jinja")
+_HEAD_PARTS = {"mtp", "mtp_layers"}
+"""Parts of the names of weights that belong to a head."""
 _CONTEXT_KEYS = ("max_position_embeddings", "max_sequence_length", "seq_length", "n_positions", "model_max_length")
+_EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +73,7 @@ def load_model(
     """
     path = _find(source)
     try:
-        model, config = load_mlx_model(path, lazy=is_lazy)
+        model, config = load_mlx_model(path, lazy=is_lazy, get_model_classes=model_classes)
     except Exception as error:  # mlx-lm raises whatever its parts raise; all of it means: not loadable
         raise ModelLoadError(f"cannot load {source}: {error}") from error
     name = name or Path(source).name
@@ -100,12 +104,49 @@ def weight_bytes(loaded: LoadedModel) -> int:
     return sum(array.nbytes for _, array in leaves)
 
 
-def _find(source: str | Path) -> Path:
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a configuration that describes the text model, where it is a part; else nothing."""
+    nested = config.get("text_config")
+    return nested if isinstance(nested, Mapping) else {}
+
+
+def has_experts(config: Mapping[str, Any]) -> bool:
+    """Whether the model is a mixture of experts."""
+    described = {**config, **text_config(config)}
+    return any(int(described.get(key) or 0) > 1 for key in _EXPERT_KEYS)
+
+
+def model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
+    """mlx-lm's classes for a model, the first of which leaves a head's weights alone.
+
+    Most of mlx-lm's models drop them, but not out of every checkpoint, and a name too many fails the load.
+    """
+    kind, args_kind = _get_classes(config)
+
+    def sanitize(self: Any, weights: dict[str, mx.array]) -> Any:
+        kept = {name: weight for name, weight in weights.items() if not _HEAD_PARTS & set(name.split("."))}
+        return kind.sanitize(self, kept) if hasattr(kind, "sanitize") else kept
+
+    return type(kind.__name__, (kind,), {"sanitize": sanitize}), args_kind
+
+
+def is_local(source: str | Path) -> bool:
+    """Whether a source is a folder; else it looks like a hub id.
+
+    Raises:
+        ModelLoadError: it is neither.
+    """
     path = Path(source).expanduser()
     if path.is_dir():
-        return path.resolve()
+        return True
     if path.is_absolute() or str(source).startswith((".", "~")) or str(source).count("/") != 1:
         raise ModelLoadError(f"no model folder at {source}")
+    return False
+
+
+def _find(source: str | Path) -> Path:
+    if is_local(source):
+        return Path(source).expanduser().resolve()
     try:
         return Path(snapshot_download(str(source), allow_patterns=list(_HUB_PATTERNS)))
     except Exception as error:  # the hub client's errors share no base class
@@ -123,20 +164,15 @@ def _logits_type(model: Module) -> tuple[int, mx.Dtype]:
 
 
 def _eos_ids(config: Mapping[str, Any]) -> Iterable[int]:
-    value = config.get("eos_token_id", _text_config(config).get("eos_token_id"))
+    value = config.get("eos_token_id", text_config(config).get("eos_token_id"))
     if value is None:
         return ()
     return [int(v) for v in value] if isinstance(value, list) else [int(value)]
 
 
 def _max_context(config: Mapping[str, Any]) -> int:
-    for source in (config, _text_config(config)):
+    for source in (config, text_config(config)):
         for key in _CONTEXT_KEYS:
             if isinstance(source.get(key), int):
                 return int(source[key])
     raise ModelLoadError(f"the model's config names no context length (looked for {', '.join(_CONTEXT_KEYS)})")
-
-
-def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    nested = config.get("text_config")
-    return nested if isinstance(nested, Mapping) else {}

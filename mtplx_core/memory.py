@@ -6,9 +6,14 @@ The wired limit is left alone: it is off by default, and setting it is what has 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+
+from mtplx_core.engine import Geometry
+from mtplx_core.errors import UnsupportedModeError
 
 _GIB = 1 << 30
 _SMALL_BYTES = 36 * _GIB
@@ -17,6 +22,8 @@ _SHARE, _SMALL_SHARE = 0.75, 0.67
 _CACHE_SHARE, _CACHE_MOST = 0.05, 8 * _GIB
 _TRANSIENT_SHARE = 0.04
 """For what a prefill chunk and a cycle make and drop."""
+LEAST_TOKENS = 256
+"""A lane whose rows could hold less is not worth running."""
 
 
 class MemoryPlan(NamedTuple):
@@ -54,3 +61,25 @@ def plan_this_machine(*, weight_bytes: int) -> MemoryPlan:
 def hold_buffer_cache(plan: MemoryPlan) -> None:
     """Bound what MLX keeps of freed buffers; unbounded, changing shapes pile up."""
     mx.set_cache_limit(plan.buffer_cache)
+
+
+def fit_geometry(geometry: Geometry, *, memory_bytes: int, row_bytes: Callable[[int], int]) -> Geometry:
+    """The rows of full length that the memory carries, at most those asked for; where not even one fits, a shorter one.
+
+    All rows are laid out for the longest beside them, so any of them may come to take as much as the longest allowed.
+    A row is there twice while it moves from its prefill into the batch, hence one more.
+
+    Raises:
+        UnsupportedModeError: there is no room for a row of `LEAST_TOKENS`.
+    """
+    tokens = geometry.max_context_tokens
+    carried = memory_bytes // row_bytes(tokens) - 1
+    if carried >= 1:
+        return replace(geometry, decode_batch_max=min(geometry.decode_batch_max, carried))
+    while tokens > LEAST_TOKENS and 2 * row_bytes(tokens) > memory_bytes:
+        tokens -= LEAST_TOKENS
+    if 2 * row_bytes(tokens) > memory_bytes:
+        raise UnsupportedModeError(
+            f"a row of {tokens} tokens takes {row_bytes(tokens)} bytes twice, {memory_bytes} are left for rows"
+        )
+    return replace(geometry, decode_batch_max=1, max_context_tokens=tokens)

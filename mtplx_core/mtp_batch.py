@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,15 +18,16 @@ import mlx.core as mx
 from mtplx_core.cost_table import assumed_costs
 from mtplx_core.depth import AdaptiveDepth, DepthPolicy, FixedDepth, Odds, Trial
 from mtplx_core.device_batch import DeviceBatch, Plan, Started
-from mtplx_core.engine import Geometry, PrefillProgress, Row, RowEnd, RowTokens, StepResult
+from mtplx_core.engine import Geometry, PrefillProgress, Row, RowCycle, RowEnd, RowTokens, StepResult
 from mtplx_core.errors import EngineDeadError
 from mtplx_core.heads.base import Head
 from mtplx_core.isolation import inside_mtp_lane
 from mtplx_core.loader import LoadedModel
 from mtplx_core.logprobs import row_logprobs
 from mtplx_core.prefill import Prefill
-from mtplx_core.rows import check_row, row_end
+from mtplx_core.rows import check_place, check_row, row_end
 from mtplx_core.seats import Seat, Seats
+from mtplx_core.sidelines import Sidelines
 from mtplx_core.telemetry import Telemetry
 from mtplx_core.trunk import Trunk
 
@@ -69,7 +69,7 @@ class MtpBatchEngine:
     """See `Engine`. Decodes up to `decode_batch_max` rows at once and drafts up to `depth` tokens per row and cycle.
 
     Args:
-        loaded: the model; every layer of it must keep a plain key-value cache.
+        loaded: the model; every layer of it must keep a plain key-value cache or a gated delta net's state.
         geometry: the lane's bounds.
         head: drafts where prompt lookup finds nothing.
         options: depth policy, prefill chunk, clock.
@@ -94,7 +94,7 @@ class MtpBatchEngine:
         self._device = DeviceBatch(self._trunk, geometry, head)
         self._policy = self._options.policy or _default_policy(geometry)
         self._seats = Seats()
-        self._waiting: deque[Prefill] = deque()
+        self._sidelines = Sidelines()
         self._already_ended: list[RowEnd] = []
         self._flight: _Flight | None = None
         self._telemetry = Telemetry()
@@ -110,7 +110,7 @@ class MtpBatchEngine:
 
     @property
     def active_rows(self) -> int:
-        return self._seats.taken + len(self._waiting) + len(self._already_ended)
+        return self._places_taken + self._sidelines.under_way
 
     @property
     def trunk(self) -> Trunk:
@@ -120,21 +120,34 @@ class MtpBatchEngine:
         return self._device.row_bytes(tokens)
 
     def admit(self, row: Row) -> None:
-        check_row(row, geometry=self._geometry, vocab_size=self._trunk.vocab_size, active=self._active_ids())
+        vocab_size, active = self._trunk.vocab_size, self._active_ids()
+        paused = self._sidelines.paused
+        check_row(row, geometry=self._geometry, vocab_size=vocab_size, active=active, paused=paused)
         if reason := row_end(row, row.committed, eos_token_ids=self._loaded.eos_token_ids):
             self._already_ended.append(RowEnd(row.row_id, reason))
             return
         chunk = self._options.chunk_tokens or self._geometry.prefill_chunk_tokens
-        self._waiting.append(Prefill(self._trunk, self._device.head, row, chunk_tokens=chunk))
+        self._sidelines.line_up(Prefill(self._trunk, self._device.head, row, chunk_tokens=chunk))
 
     def discard(self, row_id: str) -> None:
-        before = self.active_rows
-        seat = self._seats.find(row_id)
+        seat, ended = self._seats.find(row_id), len(self._already_ended)
         if seat is not None:
             self._seats.remove(seat)
-        self._waiting = deque(prefill for prefill in self._waiting if prefill.row.row_id != row_id)
         self._already_ended = [end for end in self._already_ended if end.row_id != row_id]
-        self._telemetry.left["discarded"] += before - self.active_rows
+        was_here = self._sidelines.discard(row_id) or seat is not None or len(self._already_ended) < ended
+        self._telemetry.left["discarded"] += was_here
+
+    def pause(self, row_id: str) -> None:
+        if (seat := self._seats.find(row_id)) is not None:
+            self._sidelines.take_out(seat, self._device.lift(self._seats.vacate(seat), longest=seat.longest))
+            self._was_interrupted = True
+        else:
+            self._sidelines.pause(row_id)
+
+    def resume(self, row_id: str) -> None:
+        if row_id in self._sidelines.paused:
+            check_place(self._places_taken, geometry=self._geometry)
+            self._sidelines.resume(row_id)
 
     def step(self) -> StepResult:
         if self._is_dead:
@@ -147,21 +160,21 @@ class MtpBatchEngine:
             raise EngineDeadError(f"a decoding step failed: {error}") from error
 
     def snapshot(self) -> Mapping[str, Any]:
-        lane = "mtp_batch_width" if self._geometry.decode_batch_max > 0 else ""
         return {
             "mode": "mtp_batch",
-            "lane": f"{lane}_{self._geometry.decode_batch_max}",
+            "lane": f"mtp_batch_width_{self._geometry.decode_batch_max}",
             "active_rows": self.active_rows,
-            "prefill_rows": len(self._waiting),
+            "prefill_rows": len(self._sidelines.waiting),
+            "paused_rows": len(self._sidelines.paused),
             "physical_rows": self._seats.width,
             "depth_max": self._geometry.depth,
             "head": self._device.head.name if self._device.head is not None else None,
-            "kv_bytes": self._device.kv_bytes,
+            "kv_bytes": self._device.kv_bytes + self._sidelines.lifted_bytes,
             **self._telemetry.snapshot(),
         }
 
     def close(self) -> None:
-        self._waiting.clear()
+        self._sidelines.clear()
         self._already_ended.clear()
         for _, seat in list(self._seats):
             self._seats.remove(seat)
@@ -170,6 +183,7 @@ class MtpBatchEngine:
     def _step(self) -> StepResult:
         ended, self._already_ended = self._already_ended, []
         self._close_holes()
+        self._seat_returning()
         progress, failed = self._feed_prefill()
         self._seat_prefilled()
         before, self._flight = self._flight, self._start_cycle()
@@ -181,25 +195,30 @@ class MtpBatchEngine:
 
     def _active_ids(self) -> list[str]:
         seated = [seat.row.row_id for _, seat in self._seats]
-        waiting = [prefill.row.row_id for prefill in self._waiting]
-        return [*seated, *waiting, *(end.row_id for end in self._already_ended)]
+        return [*seated, *self._sidelines.ids, *(end.row_id for end in self._already_ended)]
+
+    @property
+    def _places_taken(self) -> int:
+        return self._seats.taken + self._sidelines.places + len(self._already_ended)
 
     def _close_holes(self) -> None:
         """A waiting row is about to take a hole, so then it stays."""
         if self._options.keeps_width and self._seats.taken:
             return
-        if self._seats.width == self._seats.taken or (self._waiting and self._seats.taken):
+        are_wanted = self._seats.taken and self._sidelines.are_coming
+        if self._seats.width == self._seats.taken or are_wanted:
             return
         moves = self._seats.close_holes()
         self._device.close_holes(moves, width=self._seats.width)
         self._was_interrupted = True
 
     def _feed_prefill(self) -> tuple[list[PrefillProgress], list[RowEnd]]:
-        """One chunk between two cycles; a whole geometry's chunk when nobody is decoding."""
-        budget = 1 if self._seats.taken else self._geometry.prefill_chunk_tokens
+        """One chunk between two cycles; a whole geometry's chunk while nobody waits for the next token."""
+        is_waited_for = any(not seat.row.is_offline for _, seat in self._seats)
+        budget = 1 if is_waited_for else self._geometry.prefill_chunk_tokens
         progress: list[PrefillProgress] = []
         ends: list[RowEnd] = []
-        for prefill in list(self._waiting):
+        for prefill in list(self._sidelines.waiting):
             while budget > 0 and not prefill.is_done:
                 budget -= prefill.next_tokens
                 self._was_interrupted = True
@@ -207,15 +226,21 @@ class MtpBatchEngine:
                     self._telemetry.prefill_tokens += prefill.feed()
                 except RuntimeError as error:  # what MLX raises when memory runs out, among others
                     logger.warning("prefill failed", extra={"request_id": prefill.row.row_id}, exc_info=True)
-                    self._waiting.remove(prefill)
+                    self._sidelines.waiting.remove(prefill)
                     ends.append(RowEnd(prefill.row.row_id, "error", f"prefill failed: {error}"))
                     break
                 progress.append(prefill.progress)
         return progress, ends
 
+    def _seat_returning(self) -> None:
+        for seat, lifted in self._sidelines.take_returning():
+            slot = self._seats.free_slot()
+            self._device.put(slot, lifted)
+            self._seats.put(slot, seat)
+            self._was_interrupted = True
+
     def _seat_prefilled(self) -> None:
-        while self._waiting and self._waiting[0].is_done:
-            prefill = self._waiting.popleft()
+        for prefill in self._sidelines.take_prefilled():
             slot = self._seats.free_slot()
             self._device.seat(slot, prefill)
             self._seats.put(slot, Seat(prefill.row, list(prefill.row.committed), odds=self._lane_odds.copy()))
@@ -227,12 +252,12 @@ class MtpBatchEngine:
         if not running:
             return None
         depth = self._policy.choose([seat.odds for _, seat in running])
-        slots = {slot for slot, _ in running}
+        lengths = {slot: seat.longest + depth + 1 for slot, seat in running}
         asked = [seat.row.top_logprobs for _, seat in running if seat.row.top_logprobs is not None]
         plan = Plan(
             depth=depth,
-            longest=max(seat.longest for _, seat in running) + depth + 1,
-            parked=frozenset(range(self._seats.width)) - slots,
+            lengths=tuple(lengths.get(slot, 0) for slot in range(self._seats.width)),
+            parked=frozenset(range(self._seats.width)) - lengths.keys(),
             top_logprobs=max(asked, default=None),
             is_timed=self._telemetry.cycles % TIMED_EVERY == TIMED_EVERY - 1,
         )
@@ -274,7 +299,7 @@ class MtpBatchEngine:
                 ends.append(self._leave(seat, "error", NOT_FINITE))
                 continue
             trials.append(Trial(flight.depth, accepted, *map(bool, lookup)))
-            self._learn(seat, flight, trials[-1])
+            self._learn(seat, trials[-1])
             tokens.append(self._commit(seat, flight, slot, values[slot][: accepted + 1]))
             if reason := row_end(seat.row, seat.tokens, eos_token_ids=self._loaded.eos_token_ids):
                 ends.append(self._leave(seat, reason))
@@ -292,20 +317,20 @@ class MtpBatchEngine:
                 break
         fresh = tuple(seat.tokens[position:])
         self._telemetry.tokens += len(fresh)
-        arrays = flight.started.logprobs
-        if arrays is None or seat.row.top_logprobs is None:
-            return RowTokens(seat.row.row_id, position, fresh)
-        logprobs = row_logprobs(arrays, row=slot, count=len(fresh), top=seat.row.top_logprobs)
-        return RowTokens(seat.row.row_id, position, fresh, logprobs)
+        cycle = RowCycle(len(flight.seats), flight.depth, len(tokens) - 1)
+        arrays, logprobs = flight.started.logprobs, None
+        if arrays is not None and seat.row.top_logprobs is not None:
+            logprobs = row_logprobs(arrays, row=slot, count=len(fresh), top=seat.row.top_logprobs)
+        return RowTokens(seat.row.row_id, position, fresh, logprobs, seat.count_cycle(cycle))
 
-    def _learn(self, seat: Seat, flight: _Flight, trial: Trial) -> None:
-        seat.count_cycle(len(flight.seats), flight.depth, trial.accepted)
+    def _learn(self, seat: Seat, trial: Trial) -> None:
         seat.odds.learn(trial)
         self._lane_odds.learn(trial)
 
     def _leave(self, seat: Seat, reason: str, message: str = "") -> RowEnd:
-        self._seats.remove(seat)
-        return RowEnd(seat.row.row_id, reason, message, seat.stats())  # type: ignore[arg-type]
+        if self._sidelines.paused.pop(seat.row.row_id, None) is None:
+            self._seats.remove(seat)
+        return RowEnd(seat.row.row_id, reason, message, seat.stats)  # type: ignore[arg-type]
 
     def _time(self, flight: _Flight, *, asked_s: float, read_s: float) -> None:
         """A cycle took from one reading to the next, if the device had nothing else to do and was waited for."""
@@ -316,7 +341,7 @@ class MtpBatchEngine:
             self._policy.see_cost(flight.width, flight.depth, took_s)
 
     def _free_if_empty(self) -> None:
-        if self.active_rows or not self._seats.width:
+        if self.active_rows or not self._device.kv_bytes:
             return
         self._flight = None
         self._seats.close_holes()

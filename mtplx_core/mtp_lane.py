@@ -11,10 +11,12 @@ from pathlib import Path
 from mtplx_core.cost_table import assumed_costs
 from mtplx_core.depth import AdaptiveDepth, FixedDepth
 from mtplx_core.engine import Engine, Geometry, Profile
+from mtplx_core.errors import ModelLoadError
 from mtplx_core.head_check import require_useful_head
-from mtplx_core.heads.attached import load_attached_head
+from mtplx_core.heads.attached import load_attached_head, shipped_head
 from mtplx_core.heads.base import Head
-from mtplx_core.loader import LoadedModel, weight_bytes
+from mtplx_core.heads.native import load_native_head
+from mtplx_core.loader import LoadedModel, has_experts, weight_bytes
 from mtplx_core.memory import hold_buffer_cache, plan_this_machine
 from mtplx_core.mtp_batch import MtpBatchEngine, MtpOptions
 from mtplx_core.probe import load_or_probe
@@ -23,6 +25,7 @@ from mtplx_core.trunk import Trunk
 
 logger = logging.getLogger(__name__)
 
+SHIPPED = Path(__file__).resolve().parents[1] / "heads"
 B1_EXACT_LANE = "mtp_batch_b1_exact_serial"
 
 
@@ -49,14 +52,46 @@ def build_mtp_engine(
     hold_buffer_cache(plan_this_machine(weight_bytes=weight_bytes(loaded)))
     if probe_dir is None:
         costs = assumed_costs(rows=geometry.decode_batch_max, depth=geometry.depth)
-        chunk_tokens = geometry.prefill_chunk_tokens
+        chunk_tokens, measured = geometry.prefill_chunk_tokens, 0
     else:
         trunk = Trunk(loaded.model)
         probe = load_or_probe(trunk, geometry, identity=loaded.identity, folder=probe_dir, clock=clock)
         costs, chunk_tokens = probe.cost_table(geometry), probe.chunk_tokens
-    policy = AdaptiveDepth(geometry.depth, costs) if geometry.depth else FixedDepth(0)
+        measured = max(depth for _, depth in probe.seconds)
+    most = deepest(geometry.depth, measured, has_experts=has_experts(loaded.config))
+    policy = AdaptiveDepth(most, costs) if most else FixedDepth(0)
     options = MtpOptions(policy=policy, chunk_tokens=chunk_tokens, clock=clock)
     return MtpBatchEngine(loaded, geometry, head=head, options=options)
+
+
+def deepest(depth: int, measured: int, *, has_experts: bool) -> int:
+    """The most tokens drafted per cycle.
+
+    The positions of a verify step share few experts, so in a mixture each costs nearly as much as the first, which
+    assumed costs know nothing of: there it is one, unless deeper cycles were measured.
+    """
+    return min(depth, max(measured, 1)) if has_experts else depth
+
+
+def find_head(folder: Path | None, loaded: LoadedModel) -> Head | None:
+    """The head in `folder`, or else the one the model brings along, or else one that comes with this package.
+
+    None where there is none of them.
+
+    Raises:
+        ModelLoadError: the head is not one this model can use, or below the floor of acceptance.
+    """
+    if folder is not None:
+        return load_head(folder, loaded)
+    found = load_native_head(loaded, Trunk(loaded.model))
+    if found is None:
+        return _shipped_head(loaded)
+    logger.info(
+        "the model's own head agrees with it on %.0f %% of a built-in text (norms: %s)",
+        100 * found.agreement,
+        found.convention,
+    )
+    return found.head
 
 
 def load_head(folder: Path, loaded: LoadedModel) -> Head:
@@ -70,3 +105,15 @@ def load_head(folder: Path, loaded: LoadedModel) -> Head:
     agreement = require_useful_head(trunk, head)
     logger.info("head %s agrees with the model on %.0f %% of a built-in text", head.name, 100 * agreement)
     return head
+
+
+def _shipped_head(loaded: LoadedModel) -> Head | None:
+    """A finetune may look like the model a shipped head is for; it then runs without one."""
+    folder = shipped_head(SHIPPED, Trunk(loaded.model))
+    if folder is None:
+        return None
+    try:
+        return load_head(folder, loaded)
+    except ModelLoadError as error:
+        logger.warning("%s drafts from its rows' own text only: %s", loaded.name, error)
+        return None

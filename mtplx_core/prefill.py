@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from mtplx_core.engine import PrefillProgress, Row
 from mtplx_core.heads.base import Head
-from mtplx_core.ragged_cache import plain_caches
+from mtplx_core.ragged_cache import cache_arrays, plain_caches
 from mtplx_core.trunk import Trunk
 
 
@@ -29,7 +29,7 @@ class Prefill:
         self.tokens = [*row.prompt, *row.committed]
         self.total = len(self.tokens) - 1
         self.done = 0
-        self.caches = plain_caches(len(trunk.layers))
+        self.caches = trunk.new_caches()
         self.head_caches = plain_caches(head.cached_layers if head else 0)
         self.last_hidden: mx.array | None = None
         """Hidden state of the last token fed, (1, 1, hidden); None for a prompt of one token or without a head."""
@@ -59,8 +59,7 @@ class Prefill:
         if self._head is not None:
             self._feed_head(hidden, start, end)
         self.done = end
-        filled = [cache.state[:2] for cache in (*self.caches, *self.head_caches) if cache.keys is not None]
-        mx.async_eval(filled, self.last_hidden)  # type: ignore[no-untyped-call]  # mlx annotates only in part
+        mx.async_eval(cache_arrays([*self.caches, *self.head_caches]), self.last_hidden)  # type: ignore[no-untyped-call]  # mlx annotates only in part
         return end - start
 
     def _feed_head(self, hidden: mx.array, start: int, end: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import mlx.core as mx
 from mtplx_core.cost_table import CostTable, assumed_costs
 from mtplx_core.device_batch import new_trunk_cache
 from mtplx_core.engine import Geometry
-from mtplx_core.ragged_cache import plain_caches
+from mtplx_core.ragged_cache import cache_arrays
 from mtplx_core.trunk import Trunk
 
 logger = logging.getLogger(__name__)
@@ -70,40 +70,51 @@ def probe_forwards(trunk: Trunk, geometry: Geometry, *, clock: Callable[[], floa
     return Probe(seconds, _fitting_chunk(trunk, geometry, limit_s=limit, deadline=deadline, clock=clock))
 
 
-def time_forward(
-    trunk: Trunk,
-    *,
-    rows: int,
-    positions: int,
-    clock: Callable[[], float],
-    attended: int = ATTENDED_TOKENS,
-    repeats: int = _REPEATS,
-) -> float:
-    """Seconds of one forward with logits, the best of `repeats` after one to warm up."""
+def time_forward(trunk: Trunk, *, rows: int, positions: int, clock: Callable[[], float]) -> float:
+    """Seconds of one forward with logits at a usual length, the best of a few."""
+    return min(forward_times(trunk, [ATTENDED_TOKENS] * rows, positions=positions, clock=clock, repeats=_REPEATS))
+
+
+def forward_times(
+    trunk: Trunk, lengths: Sequence[int], *, positions: int, clock: Callable[[], float], repeats: int
+) -> list[float]:
+    """Seconds of each of some forwards with logits, after one to warm up.
+
+    Args:
+        lengths: tokens each row has once `positions` of them are fed.
+    """
+    rows, longest = len(lengths), max(lengths)
     cache = new_trunk_cache(trunk, max_positions=positions)
-    cache.reserve(rows, attended)
+    cache.reserve(rows, longest)
     tokens = mx.zeros((rows, positions), mx.int32)
-    offset = mx.full((rows,), attended - positions, mx.int32)
+    offset = mx.array(list(lengths), mx.int32) - positions
     times = []
     for _ in range(repeats + 1):
         started = clock()
-        cache.begin(offset, positions, longest=attended)
+        cache.begin(offset, positions, longest=longest, lengths=lengths)
         mx.eval(trunk.logits(trunk.hidden(tokens, cache.layers)))
         times.append(clock() - started)
-    return min(times[1:])
+    return times[1:]
 
 
 def load_or_probe(
-    trunk: Trunk, geometry: Geometry, *, identity: str, folder: Path | None, clock: Callable[[], float]
+    trunk: Trunk,
+    geometry: Geometry,
+    *,
+    identity: str,
+    folder: Path | None,
+    clock: Callable[[], float],
+    is_renewed: bool = False,
 ) -> Probe:
     """The probe kept for this machine, model and geometry, or a new one, which is then kept.
 
     Args:
         identity: the model's.
-        folder: where probes are kept; None measures anew.
+        folder: where probes are kept; None measures anew and keeps nothing.
+        is_renewed: measure anew although one is kept.
     """
     path = folder / f"{_file_name(identity, geometry)}.json" if folder is not None else None
-    kept = _read(path) if path is not None else None
+    kept = _read(path) if path is not None and not is_renewed else None
     if kept is not None:
         return kept
     probe = probe_forwards(trunk, geometry, clock=clock)
@@ -131,7 +142,7 @@ def _fitting_chunk(
     """The largest of a few sizes that keeps within the limit; the smallest where time runs out."""
     sizes = [size for size in _CHUNKS if size <= geometry.prefill_chunk_tokens] or [geometry.prefill_chunk_tokens]
     for size in reversed(sizes):
-        if clock() > deadline or _time_chunk(trunk, size, clock=clock) > limit_s:
+        if clock() > deadline or min(_time_chunk(trunk, size, clock=clock) for _ in range(2)) > limit_s:
             smaller = [other for other in sizes if other < size]
             return max(smaller, default=size)
     return sizes[0]
@@ -139,10 +150,9 @@ def _fitting_chunk(
 
 def _time_chunk(trunk: Trunk, tokens: int, *, clock: Callable[[], float]) -> float:
     started = clock()
-    caches = plain_caches(len(trunk.layers))
+    caches = trunk.new_caches()
     trunk.hidden(mx.zeros((1, tokens), mx.int32), caches)
-    filled: Any = caches
-    mx.eval([cache.state[:2] for cache in filled])
+    mx.eval(cache_arrays(caches))
     return clock() - started
 
 

@@ -1,4 +1,4 @@
-"""Key-value caches for rows of different lengths, behind mlx-lm's cache interface.
+"""Key-value caches for rows of different lengths, behind mlx-lm's cache interface; recurrent layers ride along.
 
 Each row writes at its own offset and sees what lies before it; lowering an offset is all it takes to reject
 positions, which are then overwritten. Rows that are parked write into a sink behind the capacity. The bound on what
@@ -9,12 +9,16 @@ and how long rows may become is the caller's business.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache
+from mlx_lm.models.cache import ArraysCache, KVCache
+
+from mtplx_core.recurrent import RecurrentLayer, RecurrentShape, recurrent_shape
 
 GROWTH_TOKENS = 256
+RUN_TOKENS = 256
+"""Neighbouring rows whose lengths round up to the same multiple attend together; each run has a price of its own."""
 
 
 class LayerShape(NamedTuple):
@@ -30,6 +34,14 @@ class LayerShape(NamedTuple):
         return self.heads * (self.key_size + self.value_size) * self.dtype.size
 
 
+class Run(NamedTuple):
+    """Neighbouring rows that attend to equally many keys."""
+
+    start: int
+    stop: int
+    attended: int
+
+
 class Window(NamedTuple):
     """What one forward writes and sees, the same for all layers."""
 
@@ -41,6 +53,8 @@ class Window(NamedTuple):
     """Keys that take part: a bucket at least as long as the longest row."""
     mask: mx.array
     """(rows, 1 or query heads, positions, attended) bool"""
+    runs: tuple[Run, ...] = ()
+    """All rows, for attention that can leave out what lies behind the rows' ends."""
 
 
 class RaggedLayer:
@@ -57,8 +71,8 @@ class RaggedLayer:
         return self._cache.window.offset
 
     @property
-    def state(self) -> tuple[mx.array, mx.array]:
-        return self.keys, self.values
+    def arrays(self) -> list[mx.array]:
+        return [self.keys, self.values]
 
     @property
     def nbytes(self) -> int:
@@ -74,8 +88,46 @@ class RaggedLayer:
     def make_mask(self, positions: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
         return self._cache.window.mask
 
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        return self._cache.window.runs
+
     def is_trimmable(self) -> bool:
         return False
+
+    def bytes_for(self, positions: int) -> int:
+        """Memory of one slot of so many positions, sink included."""
+        return self.shape.token_bytes * positions
+
+    def grow(self, slots: int, length: int, *, keep: int) -> None:
+        """Make room for `slots` rows of `length` positions, the first `keep` of which stay."""
+        self.keys, self.values = (_grown(array, slots, length, keep) for array in self.arrays)
+
+    def insert(self, slot: int, filled: Any) -> None:
+        self.keys = _replaced(self.keys, slot, filled.keys, filled.offset)
+        self.values = _replaced(self.values, slot, filled.values, filled.offset)
+
+    def lift(self, slot: int, tokens: int) -> KVCache:
+        """Copies of a slot's first `tokens` keys and values."""
+        lifted: Any = plain_caches(1)[0]
+        if tokens:
+            lifted.state = (*(mx.contiguous(array[slot : slot + 1, :, :tokens]) for array in self.arrays), tokens)
+        return cast(KVCache, lifted)
+
+    def clear(self, slot: int) -> None:
+        """A masked key still takes part as 0 times its value, so a NaN in it would spread."""
+        self.keys[slot : slot + 1] = 0
+        self.values[slot : slot + 1] = 0
+
+    def move(self, source: int, target: int) -> None:
+        self.keys[target : target + 1] = self.keys[source : source + 1]
+        self.values[target : target + 1] = self.values[source : source + 1]
+
+    def release(self) -> None:
+        self.keys, self.values = self.keys[:0, :, :0], self.values[:0, :, :0]
+
+
+Layer = RaggedLayer | RecurrentLayer
 
 
 class RaggedCache:
@@ -90,9 +142,17 @@ class RaggedCache:
     """
 
     def __init__(
-        self, shapes: Sequence[LayerShape], *, query_heads: int = 1, max_positions: int = 1, bucket: int = 32
+        self,
+        shapes: Sequence[LayerShape | RecurrentShape],
+        *,
+        query_heads: int = 1,
+        max_positions: int = 1,
+        bucket: int = 32,
     ) -> None:
-        self.layers = [RaggedLayer(self, shape) for shape in shapes]
+        self.layers: list[Layer] = [
+            RaggedLayer(self, shape) if isinstance(shape, LayerShape) else RecurrentLayer(self, shape)
+            for shape in shapes
+        ]
         self.slots = 0
         self.capacity = 0
         self.window = Window(mx.zeros((0,), mx.int32), mx.zeros((0, 1, 0, 1), mx.int32), 0, mx.zeros((0,)))
@@ -106,11 +166,26 @@ class RaggedCache:
 
     @property
     def arrays(self) -> list[mx.array]:
-        return [array for layer in self.layers for array in layer.state]
+        return [array for layer in self.layers for array in layer.arrays]
+
+    @property
+    def attention(self) -> list[RaggedLayer]:
+        """The layers that keep keys and values."""
+        return [layer for layer in self.layers if isinstance(layer, RaggedLayer)]
+
+    @property
+    def recurrent(self) -> list[RecurrentLayer]:
+        """The layers that keep a state instead."""
+        return [layer for layer in self.layers if isinstance(layer, RecurrentLayer)]
+
+    @property
+    def rows(self) -> int:
+        """Rows of the forward being built."""
+        return int(self.window.offset.size)
 
     def row_bytes(self, tokens: int) -> int:
         """Memory of one slot that holds `tokens`."""
-        return sum(layer.shape.token_bytes for layer in self.layers) * (self.capacity_for(tokens) + self._sink)
+        return sum(layer.bytes_for(self.capacity_for(tokens) + self._sink) for layer in self.layers)
 
     def attended_for(self, tokens: int) -> int:
         """The bucket that holds `tokens` keys."""
@@ -130,19 +205,29 @@ class RaggedCache:
         if slots == self.slots and capacity == self.capacity:
             return
         for layer in self.layers:
-            layer.keys = _grown(layer.keys, slots, capacity + self._sink, self.capacity)
-            layer.values = _grown(layer.values, slots, capacity + self._sink, self.capacity)
-            mx.eval(layer.state)  # layer by layer, so that only one is held twice
+            if isinstance(layer, RaggedLayer):
+                layer.grow(slots, capacity + self._sink, keep=self.capacity)
+            else:
+                layer.grow(slots)
+            mx.eval(layer.arrays)  # layer by layer, so that only one is held twice
         self.slots, self.capacity = slots, capacity
 
     def release(self) -> None:
         """Free all slots and their memory."""
         for layer in self.layers:
-            layer.keys, layer.values = layer.keys[:0, :, :0], layer.values[:0, :, :0]
+            layer.release()
         self.slots = self.capacity = 0
         mx.eval(self.arrays)
 
-    def begin(self, offset: mx.array, positions: int, *, longest: int, parked: mx.array | None = None) -> None:
+    def begin(
+        self,
+        offset: mx.array,
+        positions: int,
+        *,
+        longest: int,
+        parked: mx.array | None = None,
+        lengths: Sequence[int] | None = None,
+    ) -> None:
         """Set the window of the next forward over the first `offset.size` slots.
 
         Args:
@@ -150,6 +235,7 @@ class RaggedCache:
             positions: positions the forward feeds.
             longest: a host-side bound on `offset` plus `positions` over the rows not parked.
             parked: rows whose positions go to the sink, (rows,) bool.
+            lengths: the same bound by row, where it is known; parked rows may have any.
 
         Raises:
             ValueError: the bound is beyond the capacity; nothing on the device would check it.
@@ -165,36 +251,49 @@ class RaggedCache:
         mask = seen[:, None]
         if self._query_heads > 1:
             mask = mx.contiguous(mx.broadcast_to(mask, (mask.shape[0], self._query_heads, *mask.shape[2:])))
-        self.window = Window(offset, at[:, None, :, None], attended, mask)
+        runs = _runs(lengths or [longest] * int(offset.size), attended)
+        self.window = Window(offset, at[:, None, :, None], attended, mask, runs)
 
-    def insert(self, slot: int, layers: Sequence[KVCache]) -> None:
+    def commit(self, taken: mx.array, *, takes_all: bool = False) -> None:
+        """Advance the recurrent layers by what each row takes of the last forward; keys and values need no such step.
+
+        Args:
+            taken: positions, (rows,) int32; 0 for parked rows.
+            takes_all: known beforehand to be all positions of every row.
+        """
+        for layer in self.recurrent:
+            layer.commit(taken, takes_all=takes_all)
+
+    def insert(self, slot: int, layers: Sequence[Any]) -> None:
         """Copy a prefilled row in; behind it the slot is zero, so nothing of an earlier row can be met."""
-        tokens = layers[0].offset
-        if not tokens:
-            self.clear(slot)
-            return
-        given: Sequence[Any] = layers
-        for layer, filled in zip(self.layers, given, strict=True):
-            layer.keys = _replaced(layer.keys, slot, filled.keys, tokens)
-            layer.values = _replaced(layer.values, slot, filled.values, tokens)
+        for layer, filled in zip(self.layers, layers, strict=True):
+            if filled.empty():
+                layer.clear(slot)
+            else:
+                layer.insert(slot, filled)
+
+    def lift(self, slot: int, tokens: int) -> list[Any]:
+        """Copies of a slot that holds up to `tokens` tokens, in caches that `insert` takes."""
+        return [layer.lift(slot, tokens) for layer in self.layers]
 
     def clear(self, slot: int) -> None:
-        """Zero a slot: a masked key still takes part as 0 times its value, so a NaN in it would spread."""
+        """Zero a slot."""
         for layer in self.layers:
-            layer.keys[slot : slot + 1] = 0
-            layer.values[slot : slot + 1] = 0
+            layer.clear(slot)
 
     def move(self, source: int, target: int) -> None:
         """Copy one slot over another."""
         for layer in self.layers:
-            layer.keys[target : target + 1] = layer.keys[source : source + 1]
-            layer.values[target : target + 1] = layer.values[source : source + 1]
+            layer.move(source, target)
 
     def check(self) -> None:
         """Raise if the layers disagree with the bookkeeping; for tests."""
-        for layer in self.layers:
-            for array in layer.state:
-                if array.shape[0] != self.slots or array.shape[2] not in (0, self.capacity + self._sink):
+        for array in self.arrays:
+            if array.shape[0] != self.slots:
+                raise AssertionError(f"{array.shape} is not of {self.slots} slots")
+        for layer in self.attention:
+            for array in layer.arrays:
+                if array.shape[2] not in (0, self.capacity + self._sink):
                     raise AssertionError(f"{array.shape} is not {self.slots} x {self.capacity} + {self._sink}")
 
 
@@ -203,13 +302,32 @@ def plain_caches(count: int) -> list[KVCache]:
     return [KVCache() for _ in range(count)]  # type: ignore[no-untyped-call]  # mlx-lm carries no types
 
 
-def layer_shapes(probe: Sequence[KVCache]) -> list[LayerShape]:
+def layer_shapes(probe: Sequence[Any]) -> list[LayerShape | RecurrentShape]:
     """The shapes behind a probe: caches that went through one forward, evaluated or not."""
-    filled: Sequence[Any] = probe
     return [
-        LayerShape(cache.keys.shape[1], cache.keys.shape[3], cache.values.shape[3], cache.keys.dtype)
-        for cache in filled
+        recurrent_shape(cache)
+        if isinstance(cache, ArraysCache)
+        else LayerShape(cache.keys.shape[1], cache.keys.shape[3], cache.values.shape[3], cache.keys.dtype)
+        for cache in probe
     ]
+
+
+def cache_arrays(caches: Sequence[Any]) -> list[mx.array]:
+    """What mlx-lm's caches of one row hold."""
+    held = [cache.cache if isinstance(cache, ArraysCache) else (cache.keys, cache.values) for cache in caches]
+    return [array for arrays in held for array in arrays if array is not None]
+
+
+def _runs(lengths: Sequence[int], attended: int) -> tuple[Run, ...]:
+    """Every row gets a bucket by its own length alone, so that no neighbour's length changes its sums."""
+    runs: list[Run] = []
+    for row, length in enumerate(lengths):
+        own = min(-(-max(length, 1) // RUN_TOKENS) * RUN_TOKENS, attended)
+        if runs and runs[-1].attended == own:
+            runs[-1] = runs[-1]._replace(stop=row + 1)
+        else:
+            runs.append(Run(row, row + 1, own))
+    return tuple(runs)
 
 
 def _write(buffer: mx.array, fresh: mx.array, at: mx.array) -> mx.array:

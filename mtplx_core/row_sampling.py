@@ -30,15 +30,21 @@ class RowSampler:
         return [history.generated for history in self._histories if history is not None]
 
     def seat(self, slot: int, row: Row) -> None:
-        if slot == len(self._rows):
-            self._rows.append(row.sampling)
-            self._histories.append(None)
-        self._rows[slot] = row.sampling
         needs_history = has_penalties(row.sampling)
-        self._histories[slot] = (
-            row_history(row.prompt, row.committed, vocab_size=self._vocab_size) if needs_history else None
-        )
+        history = row_history(row.prompt, row.committed, vocab_size=self._vocab_size) if needs_history else None
+        self.put(slot, row.sampling, history)
+
+    def put(self, slot: int, sampling: Sampling, history: RowHistory | None) -> None:
+        """Take a row in with what was generated of it."""
+        if slot == len(self._rows):
+            self._rows.append(sampling)
+            self._histories.append(None)
+        self._rows[slot], self._histories[slot] = sampling, history
         self._batch = None
+
+    def lift(self, slot: int) -> tuple[Sampling, RowHistory | None]:
+        """What `put` needs to put a row back."""
+        return self._rows[slot], self._histories[slot]
 
     def pick(self, slots: Sequence[int]) -> None:
         """Keep some slots, in that order."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Literal, Self
+from dataclasses import dataclass, field
+from typing import Generic, Literal, Self, TypeVar
 
-from mtplx_core.engine import Geometry, Row, RowEnd, RowStats
+from mtplx_core.engine import Geometry, Row, RowCycle, RowEnd, RowStats
 from mtplx_core.errors import RowRejectedError
 
 EndReason = Literal["stop", "length"]
@@ -18,9 +18,7 @@ class RowProgress:
 
     row: Row
     tokens: list[int]
-    cycles: int = 0
-    min_width: int = 0
-    max_width: int = 0
+    stats: RowStats = RowStats()
 
     @classmethod
     def of(cls, row: Row) -> Self:
@@ -31,15 +29,9 @@ class RowProgress:
         """All tokens the model has to have seen before the next one is chosen."""
         return (*self.row.prompt, *self.tokens)
 
-    @property
-    def stats(self) -> RowStats:
-        return RowStats(cycles=self.cycles, min_width=self.min_width, max_width=self.max_width)
-
-    def count_cycle(self, *, width: int) -> None:
-        """One more cycle, decoded beside `width - 1` others."""
-        self.min_width = min(self.min_width, width) if self.cycles else width
-        self.max_width = max(self.max_width, width)
-        self.cycles += 1
+    def count_cycle(self, cycle: RowCycle) -> RowCycle:
+        self.stats = self.stats.after(cycle)
+        return cycle
 
     def end(self, *, eos_token_ids: Collection[int]) -> RowEnd | None:
         """The row's end, if it has come."""
@@ -50,16 +42,80 @@ class RowProgress:
         return RowEnd(self.row.row_id, "error", message, self.stats)
 
 
-def check_row(row: Row, *, geometry: Geometry, vocab_size: int, active: Collection[str]) -> None:
+R = TypeVar("R", bound=RowProgress)
+
+
+@dataclass(slots=True)
+class Roster(Generic[R]):
+    """The rows of an engine that keeps one object for each: those that take a place, and those that are paused."""
+
+    geometry: Geometry
+    vocab_size: int
+    active: dict[str, R] = field(default_factory=dict)
+    paused: dict[str, R] = field(default_factory=dict)
+
+    @property
+    def held(self) -> list[R]:
+        return [*self.active.values(), *self.paused.values()]
+
+    def check(self, row: Row) -> None:
+        """Refuse a row that cannot come; see `check_row`."""
+        check_row(row, geometry=self.geometry, vocab_size=self.vocab_size, active=self.active, paused=self.paused)
+
+    def add(self, progress: R) -> None:
+        self.active[progress.row.row_id] = progress
+
+    def discard(self, row_id: str) -> R | None:
+        """Forget a row, if there is one of this id."""
+        return self.active.pop(row_id, None) or self.paused.pop(row_id, None)
+
+    def pause(self, row_id: str) -> R | None:
+        """The row that no longer takes a place, if it took one."""
+        progress = self.active.pop(row_id, None)
+        if progress is not None:
+            self.paused[row_id] = progress
+        return progress
+
+    def resume(self, row_id: str) -> None:
+        """Give a paused row a place again.
+
+        Raises:
+            RowRejectedError: there is none; the row stays paused.
+        """
+        if row_id in self.paused:
+            check_place(len(self.active), geometry=self.geometry)
+            self.active[row_id] = self.paused.pop(row_id)
+
+    def clear(self) -> None:
+        self.active.clear()
+        self.paused.clear()
+
+
+def check_place(taken: int, *, geometry: Geometry) -> None:
+    """Refuse one more row beside `taken` others.
+
+    Raises:
+        RowRejectedError: there is no place.
+    """
+    if taken >= geometry.decode_batch_max:
+        raise RowRejectedError(f"all {geometry.decode_batch_max} rows are taken")
+
+
+def check_row(
+    row: Row, *, geometry: Geometry, vocab_size: int, active: Collection[str], paused: Collection[str] = ()
+) -> None:
     """Refuse a row that the lane cannot take.
+
+    Args:
+        active: ids of the rows that take a place.
+        paused: ids of those that take none.
 
     Raises:
         RowRejectedError: which bound it breaks.
     """
-    if row.row_id in active:
+    if row.row_id in active or row.row_id in paused:
         raise RowRejectedError(f"row {row.row_id} is already active")
-    if len(active) >= geometry.decode_batch_max:
-        raise RowRejectedError(f"all {geometry.decode_batch_max} rows are taken")
+    check_place(len(active), geometry=geometry)
     if not row.prompt:
         raise RowRejectedError("the prompt is empty")
     if row.max_tokens < 1:

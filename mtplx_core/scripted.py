@@ -13,13 +13,15 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
-from mtplx_core.engine import Geometry, PrefillProgress, Row, RowEnd, RowTokens, StepResult, TokenLogprob
+from mtplx_core.engine import Geometry, PrefillProgress, Row, RowCycle, RowEnd, RowTokens, StepResult, TokenLogprob
 from mtplx_core.errors import EngineDeadError
-from mtplx_core.rows import RowProgress, check_row, row_end
+from mtplx_core.rows import Roster, RowProgress, row_end
 
 BYTES_PER_TOKEN = 1024
+_by_priority = attrgetter("row.is_offline")
 _MASK64 = (1 << 64) - 1
 
 
@@ -111,7 +113,7 @@ class ScriptedEngine:
         self._script = script or Script()
         self._pace = pace or (lambda work: None)
         self._hang = hang or threading.Event().wait
-        self._rows: dict[str, _Active] = {}
+        self._roster: Roster[_Active] = Roster(geometry, self._script.vocab_size)
         self._eos_ids = _eos_ids(self._script)
         self._steps = 0
         self._tokens = 0
@@ -123,52 +125,59 @@ class ScriptedEngine:
 
     @property
     def active_rows(self) -> int:
-        return len(self._rows)
+        return len(self._roster.active)
 
     def row_bytes(self, tokens: int) -> int:
         return tokens * BYTES_PER_TOKEN
 
     def admit(self, row: Row) -> None:
-        check_row(row, geometry=self._geometry, vocab_size=self._script.vocab_size, active=self._rows)
-        self._rows[row.row_id] = _Active.of(row)
+        self._roster.check(row)
+        self._roster.add(_Active.of(row))
 
     def discard(self, row_id: str) -> None:
-        self._rows.pop(row_id, None)
+        self._roster.discard(row_id)
+
+    def pause(self, row_id: str) -> None:
+        self._roster.pause(row_id)
+
+    def resume(self, row_id: str) -> None:
+        self._roster.resume(row_id)
 
     def step(self) -> StepResult:
         if self._dead:
             raise EngineDeadError("the scripted engine has died before")
-        if not self._rows:
+        if not self._roster.active:
             return StepResult()
         prefill = self._prefill()
-        decoding = [active for active in self._rows.values() if active.is_decoding]
+        decoding = [active for active in self._roster.active.values() if active.is_decoding]
         self._pace(Work(len(decoding), sum(progress.fed for progress in prefill)))
         tokens: list[RowTokens] = []
         ends: list[RowEnd] = []
         for active in decoding:
             self._advance(active, width=len(decoding), tokens=tokens, ends=ends)
         for end in ends:
-            del self._rows[end.row_id]
+            del self._roster.active[end.row_id]
         self._steps += 1
         return StepResult(tuple(tokens), tuple(ends), tuple(progress.report for progress in prefill))
 
     def snapshot(self) -> Mapping[str, Any]:
         return {
             "mode": "scripted",
-            "active_rows": len(self._rows),
-            "prefill_rows": sum(not active.is_decoding for active in self._rows.values()),
+            "active_rows": len(self._roster.active),
+            "prefill_rows": sum(not active.is_decoding for active in self._roster.active.values()),
+            "paused_rows": len(self._roster.paused),
             "steps": self._steps,
             "tokens": self._tokens,
         }
 
     def close(self) -> None:
-        self._rows.clear()
+        self._roster.clear()
 
     def _prefill(self) -> list[_Fed]:
-        """Feed one chunk's worth of tokens, oldest row first."""
+        """Feed one chunk's worth of tokens, the oldest row that somebody waits for first."""
         budget = self._geometry.prefill_chunk_tokens
         fed: list[_Fed] = []
-        for active in self._rows.values():
+        for active in sorted(self._roster.active.values(), key=_by_priority):
             count = min(budget, active.prefill_total - active.prefilled)
             if count:
                 budget -= count
@@ -179,14 +188,14 @@ class ScriptedEngine:
 
     def _advance(self, active: _Active, *, width: int, tokens: list[RowTokens], ends: list[RowEnd]) -> None:
         row, start = active.row, len(active.tokens)
-        count = self._script.tokens_per_step[active.cycles % len(self._script.tokens_per_step)]
-        active.count_cycle(width=width)
+        count = self._script.tokens_per_step[active.stats.cycles % len(self._script.tokens_per_step)]
+        cycle = active.count_cycle(RowCycle(width))
         end = active.end(eos_token_ids=self._eos_ids)
         while end is None and len(active.tokens) < start + count:
             end = self._play_one(active)
         if new := tuple(active.tokens[start:]):
             self._tokens += len(new)
-            tokens.append(RowTokens(row.row_id, start, new, self._logprobs(row, start, new)))
+            tokens.append(RowTokens(row.row_id, start, new, self._logprobs(row, start, new), cycle))
         if end is not None:
             ends.append(end)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from mtplx_core.depth import Odds
-from mtplx_core.engine import Row, RowStats
+from mtplx_core.engine import Row, RowCycle, RowStats
 
 
 @dataclass(slots=True, eq=False)
@@ -25,11 +25,7 @@ class Seat:
     """Positions of each cycle that was started and not collected."""
     has_left: bool = False
     """Ended or discarded; what is in flight for it is thrown away."""
-    cycles: int = 0
-    drafted: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
-    widths: list[int] = field(default_factory=list)
-    """Smallest and largest number of rows it was decoded with."""
+    stats: RowStats = RowStats()
 
     @property
     def is_finishing(self) -> bool:
@@ -41,19 +37,9 @@ class Seat:
         """The most tokens its slot may hold once all in flight is done."""
         return len(self.row.prompt) + len(self.tokens) - 1 + sum(self.in_flight)
 
-    def count_cycle(self, width: int, depth: int, accepted: int) -> None:
-        self.cycles += 1
-        while len(self.drafted) < depth:
-            self.drafted.append(0)
-            self.accepted.append(0)
-        for place in range(depth):
-            self.drafted[place] += 1
-            self.accepted[place] += place < accepted
-        self.widths = [min([width, *self.widths]), max([width, *self.widths])]
-
-    def stats(self) -> RowStats:
-        low, high = self.widths or (0, 0)
-        return RowStats(self.cycles, tuple(self.drafted), tuple(self.accepted), low, high)
+    def count_cycle(self, cycle: RowCycle) -> RowCycle:
+        self.stats = self.stats.after(cycle)
+        return cycle
 
 
 class Seats:
@@ -88,7 +74,13 @@ class Seats:
 
     def remove(self, seat: Seat) -> None:
         seat.has_left = True
-        self._slots[self._slots.index(seat)] = None
+        self.vacate(seat)
+
+    def vacate(self, seat: Seat) -> int:
+        """Take a seat out that may come back; returns its slot."""
+        slot = self._slots.index(seat)
+        self._slots[slot] = None
+        return slot
 
     def close_holes(self) -> list[tuple[int, int]]:
         """Move seats from the end into holes; returns the moves as (source, target) and drops the empty end."""

@@ -8,22 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
 from mtplx_core.cache_bytes import cache_bytes
-from mtplx_core.engine import Geometry, PrefillProgress, Row, RowEnd, RowTokens, StepResult, TokenLogprob
+from mtplx_core.engine import Geometry, PrefillProgress, Row, RowCycle, RowEnd, RowTokens, StepResult, TokenLogprob
 from mtplx_core.errors import EngineDeadError
 from mtplx_core.loader import LoadedModel
 from mtplx_core.logprobs import LogprobArrays, logprob_arrays, row_logprobs
 from mtplx_core.penalties import RowHistory, has_penalties, row_history
-from mtplx_core.rows import RowProgress, check_row
+from mtplx_core.rows import Roster, RowProgress
 from mtplx_core.sampling import SamplingBatch
 
 NOT_FINITE = "the model produced numbers that are not finite"
 _CLEAR_EVERY_STEPS = 256
+_by_priority = attrgetter("row.is_offline")
 _FORWARDS_PER_STEP = 4
 """The most prefill forwards between two decoding steps, however few tokens each feeds."""
 _MLX_LM_CHUNK_TOKENS = 2048
@@ -71,10 +73,10 @@ class SerialEngine:
         self._replays_committed = replays_committed
         self._model: Any = loaded.model
         self._vocab_size = loaded.vocab_size
+        self._roster: Roster[_Active] = Roster(geometry, loaded.vocab_size)
         self._eos_ids = loaded.eos_token_ids
         self._geometry = geometry
         self._cache_bytes = cache_bytes(loaded.model)
-        self._rows: dict[str, _Active] = {}
         self._steps = self._tokens = self._prefill_tokens = 0
         self._is_dead = False
 
@@ -84,22 +86,28 @@ class SerialEngine:
 
     @property
     def active_rows(self) -> int:
-        return len(self._rows)
+        return len(self._roster.active)
 
     def row_bytes(self, tokens: int) -> int:
         return self._cache_bytes.of(tokens)
 
     def admit(self, row: Row) -> None:
-        check_row(row, geometry=self._geometry, vocab_size=self._vocab_size, active=self._rows)
+        self._roster.check(row)
         active = _Active.of(row)
         active.cache = list(make_prompt_cache(self._model))
         active.sampler = SamplingBatch([row.sampling], vocab_size=self._vocab_size)
         if has_penalties(row.sampling):
             active.history = row_history(row.prompt, row.committed, vocab_size=self._vocab_size)
-        self._rows[row.row_id] = active
+        self._roster.add(active)
 
     def discard(self, row_id: str) -> None:
-        self._rows.pop(row_id, None)
+        self._roster.discard(row_id)
+
+    def pause(self, row_id: str) -> None:
+        self._roster.pause(row_id)
+
+    def resume(self, row_id: str) -> None:
+        self._roster.resume(row_id)
 
     def step(self) -> StepResult:
         if self._is_dead:
@@ -114,25 +122,26 @@ class SerialEngine:
         return {
             "mode": "serial",
             "lane": self._lane,
-            "active_rows": len(self._rows),
-            "prefill_rows": sum(active.left_to_prefill > 0 for active in self._rows.values()),
+            "active_rows": len(self._roster.active),
+            "prefill_rows": sum(active.left_to_prefill > 0 for active in self._roster.active.values()),
+            "paused_rows": len(self._roster.paused),
             "steps": self._steps,
             "tokens": self._tokens,
             "prefill_tokens": self._prefill_tokens,
-            "cache_bytes": sum(layer.nbytes for active in self._rows.values() for layer in active.cache),
+            "cache_bytes": sum(layer.nbytes for active in self._roster.held for layer in active.cache),
         }
 
     def close(self) -> None:
-        self._rows.clear()
+        self._roster.clear()
         mx.clear_cache()
 
     def _step(self) -> StepResult:
-        if not self._rows:
+        if not self._roster.active:
             return StepResult()
-        ends = [end for active in self._rows.values() if (end := active.end(eos_token_ids=self._eos_ids))]
+        ends = [end for active in self._roster.active.values() if (end := active.end(eos_token_ids=self._eos_ids))]
         self._drop(ends)  # their last token had been committed before they came here
         prefill = self._prefill()
-        decoding = [active for active in self._rows.values() if active.left_to_prefill == 0]
+        decoding = [active for active in self._roster.active.values() if active.left_to_prefill == 0]
         tokens, new_ends = self._decode(decoding)
         self._drop(new_ends)
         self._steps += 1
@@ -142,13 +151,13 @@ class SerialEngine:
 
     def _drop(self, ends: Sequence[RowEnd]) -> None:
         for end in ends:
-            del self._rows[end.row_id]
+            del self._roster.active[end.row_id]
 
     def _prefill(self) -> list[PrefillProgress]:
-        """Feed whole chunks, oldest row first, until one chunk's worth of tokens has been fed."""
+        """Feed whole chunks until one chunk's worth of tokens has been fed, rows that somebody waits for first."""
         budget = self._geometry.prefill_chunk_tokens
         progress: list[PrefillProgress] = []
-        for active in self._rows.values():
+        for active in sorted(self._roster.active.values(), key=_by_priority):
             while active.left_to_prefill > 0 and budget > 0:
                 count = self._chunk(active)
                 self._feed(active, count)
@@ -184,7 +193,7 @@ class SerialEngine:
         tokens: list[RowTokens] = []
         ends: list[RowEnd] = []
         for active, choice, token, is_good in zip(decoding, choices, ids, is_finite, strict=True):
-            active.count_cycle(width=1)
+            active.count_cycle(RowCycle())
             if not is_good:
                 ends.append(active.fail(NOT_FINITE))
                 continue

@@ -11,17 +11,19 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import KVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, KVCache, make_prompt_cache
 
 from mtplx_core.errors import UnsupportedModeError
+from mtplx_core.recurrent import LAYER_KINDS, listen_to
+from mtplx_core.unfused_attention import route_attention
 
 
 class Trunk:
-    """An mlx-lm causal model whose every cache is a plain `KVCache`.
+    """An mlx-lm causal model whose every layer keeps a plain `KVCache` or the state of a gated delta net.
 
     Raises:
-        UnsupportedModeError: the model has recurrent, sliding-window, chunked or quantised caches, or parts that
-            are not where mlx-lm's models keep them.
+        UnsupportedModeError: the model has other recurrent layers, sliding-window, chunked or quantised caches, or
+            parts that are not where mlx-lm's models keep them.
     """
 
     def __init__(self, model: Any) -> None:
@@ -34,6 +36,8 @@ class Trunk:
         self._unembedding: Any = getattr(owner, "lm_head", None) or owner.model.embed_tokens
         self.args: Any = owner.args
         self.layers: Sequence[Any] = model.layers
+        listen_to(self.layers)
+        route_attention(model)
         self.hidden_size = int(owner.args.hidden_size)
         self.vocab_size = int(owner.args.vocab_size)
         self.query_heads = int(owner.args.num_attention_heads)
@@ -48,6 +52,10 @@ class Trunk:
         """Embeddings, (rows, positions, hidden)."""
         embedded: mx.array = self._body.embed_tokens(tokens)
         return embedded
+
+    def new_caches(self) -> list[Any]:
+        """mlx-lm's own caches, for one row outside the batch."""
+        return list(make_prompt_cache(self.model))
 
     def hidden(self, tokens: mx.array, cache: Sequence[Any] | None = None) -> mx.array:
         """Hidden states after the final norm, (rows, positions, hidden)."""
@@ -84,13 +92,26 @@ class Trunk:
 
 def unsupported_reason(model: Any) -> str | None:
     """Why the ragged cache cannot carry this model, or None when it can."""
-    foreign = sorted({type(cache).__name__ for cache in make_prompt_cache(model)} - {KVCache.__name__})
+    layers, caches = model.layers, make_prompt_cache(model)
+    if len(layers) != len(caches):
+        return f"its {len(layers)} layers share {len(caches)} caches"
+    foreign = sorted({type(c).__name__ for layer, c in zip(layers, caches, strict=True) if not _can_carry(layer, c)})
     if foreign:
-        return f"its layers keep {', '.join(foreign)}, and rows of different lengths need plain KVCache"
+        return (
+            f"its layers keep {', '.join(foreign)}, and rows of different lengths need plain KVCache "
+            "or the state of Qwen's gated delta nets"
+        )
     owner = _text_model(model)
     if not hasattr(owner, "model") or not hasattr(owner.model, "embed_tokens") or not hasattr(owner, "args"):
         return "its embedding and layers are not where mlx-lm's text models keep them"
     return None
+
+
+def _can_carry(layer: Any, cache: Any) -> bool:
+    """By the exact kind: what derives from a plain cache writes or masks in ways of its own."""
+    if type(cache) is ArraysCache:
+        return isinstance(getattr(layer, "linear_attn", None), LAYER_KINDS)
+    return type(cache) is KVCache
 
 
 def trunk_fingerprint(model: Any) -> str:

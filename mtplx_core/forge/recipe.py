@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What one training is told; the shipped head was made with other values, which its `head.json` holds."""
+    """What one training is told; a head's `head.json` holds the one it was made with."""
 
     epochs: float = 4.0
     positions: int = 4096

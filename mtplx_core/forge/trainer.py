@@ -114,22 +114,26 @@ class Trainer:
     def is_finished(self) -> bool:
         return self._progress.is_finished
 
-    def train(self, *, on_step: OnStep) -> None:
-        """Train to the end of the recipe."""
+    def train(self, *, on_step: OnStep, steps: int | None = None) -> None:
+        """Train to the end of the recipe, or until `steps` steps are done; called again, it goes on from there."""
         if self.is_finished:
             return
         if not self._progress.points:
             self._validate()
+        is_cut = False
         for number, (done, batch) in enumerate(self._batches(), start=1):
             if number <= self._progress.step:
                 continue
+            if is_cut := steps is not None and number > steps:
+                break
             self._step(number, batch, done=done)
             if number % self._recipe.validate_every == 0:
                 self._validate()
                 self._save()
             on_step(Step(number, done, self._progress.loss, self._progress.points[-1].acceptance))
-        self._validate()
-        self._progress.is_finished = True
+        if self.points[-1].step < self._progress.step:
+            self._validate()
+        self._progress.is_finished = not is_cut
         self._save()
 
     def save_head(self, folder: Path, *, trained_on: str) -> None:

@@ -17,11 +17,14 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.base import create_attention_mask
 
 from mtplx_core.errors import ModelLoadError
+from mtplx_core.heads.tie import sample_trunk, worst_strain
 from mtplx_core.trunk import Trunk, trunk_fingerprint
 
-FORMAT = "mtplx-attached-head-1"
+FORMAT = "mtplx-attached-head-2"
 WEIGHTS_FILE = "head.safetensors"
 DESCRIPTION_FILE = "head.json"
+_TRUNK = "trunk."
+"""Prefix of what is kept of the trunk."""
 
 nn: Any = mlx.nn
 
@@ -106,6 +109,7 @@ def save_attached_head(
     folder.mkdir(parents=True, exist_ok=True)
     weights = dict(tree_flatten(head.parameters()))
     weights["draft_ids"] = head.draft_ids
+    weights |= {_TRUNK + name: rows for name, rows in sample_trunk(head._trunk.model).items()}
     mx.save_safetensors(str(folder / WEIGHTS_FILE), weights)
     description = {
         "format": FORMAT,
@@ -117,6 +121,15 @@ def save_attached_head(
         "facts": facts or {},
     }
     (folder / DESCRIPTION_FILE).write_text(json.dumps(description, indent=2) + "\n")
+
+
+def shipped_head(folder: Path, trunk: Trunk) -> Path | None:
+    """The folder among those in `folder` whose head names this trunk; None when there is none."""
+    wanted = trunk_fingerprint(trunk.model)
+    for description in sorted(folder.glob(f"*/{DESCRIPTION_FILE}")):
+        if json.loads(description.read_text())["source"]["trunk"] == wanted:
+            return description.parent
+    return None
 
 
 def load_attached_head(folder: Path, trunk: Trunk) -> AttachedHead:
@@ -133,14 +146,25 @@ def load_attached_head(folder: Path, trunk: Trunk) -> AttachedHead:
     try:
         loaded: Any = mx.load(str(folder / WEIGHTS_FILE))
         weights: dict[str, mx.array] = dict(loaded)
+        sample = {key.removeprefix(_TRUNK): weights.pop(key) for key in list(weights) if key.startswith(_TRUNK)}
         draft_ids: Any = weights.pop("draft_ids").tolist()
         head = AttachedHead(trunk, draft_ids, max_depth=int(description["max_depth"]), name=str(description["name"]))
         head.load_weights([(key, value.astype(trunk.dtype)) for key, value in weights.items()])
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
         raise ModelLoadError(f"the head in {folder} cannot be read: {error}") from error
+    _require_tie(trunk, sample, folder, description)
     head.eval()
     mx.eval(head.parameters())
     return head
+
+
+def _require_tie(trunk: Trunk, sample: dict[str, mx.array], folder: Path, description: dict[str, Any]) -> None:
+    strain = worst_strain(trunk.model, sample)
+    if strain.excess > 1:
+        raise ModelLoadError(
+            f"the head in {folder} was trained for {description['source'].get('trained_on', 'another model')}, and "
+            f"{strain.name} holds other weights here than rounding explains: a finetune needs a head of its own"
+        )
 
 
 def _read_description(folder: Path) -> dict[str, Any]:

@@ -72,6 +72,25 @@ def test_training_ends_the_same_when_it_was_killed_between(counter: LoadedModel,
     assert resumed.points == whole.points
 
 
+def test_training_that_was_told_to_stop_can_be_saved_and_goes_on(
+    counter: LoadedModel, states: Path, tmp_path: Path
+) -> None:
+    def run(folder: Path) -> Trainer:
+        return Trainer(Trunk(counter.model), states, folder, recipe=RECIPE, hold_out=HoldOut())
+
+    whole = run(tmp_path / "whole")
+    whole.train(on_step=lambda step: None)
+
+    first = run(tmp_path / "parts")
+    first.train(on_step=lambda step: None, steps=5)
+    second = run(tmp_path / "parts")
+    second.train(on_step=lambda step: None)
+
+    assert (first.is_finished, first.points[-1].step) == (False, 5)
+    assert second.is_finished
+    assert mx.array_equal(second.head.fc.weight, whole.head.fc.weight)
+
+
 def test_training_refuses_a_folder_with_a_run_of_another_recipe(
     counter: LoadedModel, states: Path, tmp_path: Path
 ) -> None:

@@ -227,4 +227,5 @@ def test_snapshot_counts() -> None:
     engine.admit(ROW)
     engine.step()
 
-    assert engine.snapshot() == {"mode": "scripted", "active_rows": 1, "prefill_rows": 0, "steps": 1, "tokens": 1}
+    counts = {"active_rows": 1, "prefill_rows": 0, "paused_rows": 0, "steps": 1, "tokens": 1}
+    assert engine.snapshot() == {"mode": "scripted", **counts}

@@ -72,6 +72,57 @@ def test_head_is_refused_by_another_model(head: AttachedHead, tmp_path: Path) ->
         load_attached_head(tmp_path, Trunk(other))
 
 
+@pytest.mark.parametrize("change", [0.02, 0.3], ids=["lightly", "much"])
+def test_head_is_refused_by_a_finetune_whose_norms_are_untouched(
+    head: AttachedHead, tmp_path: Path, change: float
+) -> None:
+    save_attached_head(head, tmp_path, trained_on="tiny@1")
+    tuned = tiny_llama().model
+    weight = tuned.layers[0].self_attn.v_proj.weight
+    tuned.layers[0].self_attn.v_proj.weight = weight * (1 + change * mx.random.normal(weight.shape))
+
+    with pytest.raises(ModelLoadError, match="v_proj holds other weights"):
+        load_attached_head(tmp_path, Trunk(tuned))
+
+
+def test_head_without_a_sample_of_its_trunk_is_refused(head: AttachedHead, trunk: Trunk, tmp_path: Path) -> None:
+    save_attached_head(head, tmp_path, trained_on="tiny@1")
+    path = str(tmp_path / "head.safetensors")
+    weights: Any = mx.load(path)
+    mx.save_safetensors(path, {name: value for name, value in weights.items() if not name.startswith("trunk.")})
+
+    with pytest.raises(ModelLoadError, match="a finetune needs a head of its own"):
+        load_attached_head(tmp_path, trunk)
+
+
+@pytest.mark.parametrize("bits", [3, 8])
+def test_head_is_refused_by_another_model_of_few_bits(head: AttachedHead, tmp_path: Path, bits: int) -> None:
+    save_attached_head(head, tmp_path, trained_on="tiny@1")
+    other: Any = tiny_llama(seed=1).model
+    mlx.nn.quantize(other, group_size=32, bits=bits)  # type: ignore[attr-defined]  # mlx.nn carries no types
+
+    with pytest.raises(ModelLoadError, match="other weights"):
+        load_attached_head(tmp_path, Trunk(other))
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
+def test_head_follows_its_trunk_to_half_types(head: AttachedHead, tmp_path: Path, dtype: mx.Dtype) -> None:
+    save_attached_head(head, tmp_path, trained_on="tiny@1")
+    model: Any = tiny_llama().model
+    model.set_dtype(dtype)
+
+    assert load_attached_head(tmp_path, Trunk(model)).fc.weight.dtype == dtype
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 6, 8])
+def test_head_follows_its_trunk_to_few_bits(head: AttachedHead, tmp_path: Path, bits: int) -> None:
+    save_attached_head(head, tmp_path, trained_on="tiny@1")
+    model: Any = tiny_llama().model
+    mlx.nn.quantize(model, group_size=32, bits=bits)  # type: ignore[attr-defined]  # mlx.nn carries no types
+
+    assert load_attached_head(tmp_path, Trunk(model)).max_depth == 2
+
+
 def test_head_follows_its_trunk_to_other_dtypes_and_to_four_bits(head: AttachedHead, tmp_path: Path) -> None:
     save_attached_head(head, tmp_path, trained_on="tiny@1")
     model: Any = tiny_llama().model

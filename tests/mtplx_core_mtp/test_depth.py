@@ -52,6 +52,26 @@ def test_policy_explores_in_less_than_a_hundredth_of_the_cycles() -> None:
     assert 20 / len(chosen) < 0.01
 
 
+def test_policy_explores_shallower_cycles_as_well() -> None:
+    policy = AdaptiveDepth(1, CostTable({(1, 0): 1.0, (1, 1): 1.0}))
+
+    chosen = [policy.choose([odds(right=0.7)]) for _ in range(4 * EXPLORE_EVERY)]
+
+    assert chosen.count(0) == 4
+
+
+def test_policy_stops_drafting_once_a_plain_cycle_turns_out_cheaper_than_assumed() -> None:
+    policy = AdaptiveDepth(1, CostTable({(1, 0): 1.0, (1, 1): 1.1}))
+    for _ in range(20):
+        policy.see_cost(1, 1, 2.0)
+    before = policy.choose([odds(right=0.3)])
+
+    policy.see_cost(1, 0, 1.0)
+
+    assert before == 1
+    assert policy.choose([odds(right=0.3)]) == 0
+
+
 def test_policy_returns_to_drafting_when_costs_turn_out_lower() -> None:
     policy = AdaptiveDepth(1, CostTable({(1, 0): 1.0, (1, 1): 3.0}))
     before = policy.choose([odds(right=0.7)])
@@ -61,6 +81,15 @@ def test_policy_returns_to_drafting_when_costs_turn_out_lower() -> None:
 
     assert before == 0
     assert policy.choose([odds(right=0.7)]) == 1
+
+
+def test_first_sighting_of_a_depth_is_held_to_what_the_others_make_expect() -> None:
+    costs = CostTable({(1, 0): 1.0, (1, 1): 1.2})
+    costs.see(1, 1, 12.0)
+
+    costs.see(1, 0, 99.0)
+
+    assert costs.cost(1, 0) == pytest.approx(13.0)
 
 
 def test_fixed_depth_never_moves() -> None:

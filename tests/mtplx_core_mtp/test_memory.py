@@ -1,10 +1,14 @@
-"""Dividing a machine's memory between weights, buffers and rows. Runs on no engine."""
+"""Dividing a machine's memory between weights, buffers and rows. Runs on none or a tiny llama."""
 
 from __future__ import annotations
 
 import pytest
 
-from mtplx_core.memory import plan_memory, plan_this_machine
+from mtplx_core.build import build_engine
+from mtplx_core.engine import Geometry, SchedulerMode
+from mtplx_core.errors import UnsupportedModeError
+from mtplx_core.memory import fit_geometry, plan_memory, plan_this_machine
+from tests.support.models import tiny_llama
 
 GIB = 1 << 30
 
@@ -27,3 +31,37 @@ def test_no_rows_fit_where_the_weights_fill_the_machine() -> None:
 
 def test_this_machine_has_room_for_rows() -> None:
     assert plan_this_machine(weight_bytes=1 << 20).rows > 0
+
+
+def fitted(memory_bytes: int) -> tuple[int, int]:
+    geometry = fit_geometry(Geometry(8, 1024), memory_bytes=memory_bytes, row_bytes=lambda tokens: 10 * tokens)
+    return geometry.decode_batch_max, geometry.max_context_tokens
+
+
+def test_lane_keeps_its_rows_where_memory_is_plenty() -> None:
+    assert fitted(200_000) == (8, 1024)
+
+
+def test_lane_has_fewer_rows_where_memory_is_short() -> None:
+    assert fitted(5 * 10_240) == (4, 1024)
+
+
+def test_lane_has_one_shorter_row_where_memory_is_very_short() -> None:
+    assert fitted(15_000) == (1, 512)
+
+
+def test_lane_that_cannot_hold_a_row_is_refused_with_the_figures() -> None:
+    with pytest.raises(UnsupportedModeError, match="256 tokens takes 2560 bytes twice, 5000 are left"):
+        fitted(5000)
+
+
+@pytest.mark.parametrize("mode", [SchedulerMode.AR_BATCH, SchedulerMode.MTP_BATCH])
+def test_engine_is_narrowed_to_the_memory_it_is_given(mode: SchedulerMode) -> None:
+    loaded, geometry = tiny_llama(), Geometry(8, 512, depth=1)
+    whole = build_engine(mode, loaded, geometry=geometry)
+    memory_bytes = 4 * whole.row_bytes(512)
+
+    engine = build_engine(mode, loaded, geometry=geometry, memory_bytes=memory_bytes)
+
+    assert engine.geometry.decode_batch_max == 3
+    assert engine.geometry.decode_batch_max * engine.row_bytes(512) <= memory_bytes

@@ -227,6 +227,42 @@ def test_resumed_row_goes_on_where_another_worker_stopped(loaded: LoadedModel, h
     assert compare(loaded.model, row.prompt, whole, [*whole[:23], *rest.tokens["row"]], row.sampling).passed
 
 
+@pytest.mark.parametrize("depth", [0, 2])
+def test_rows_are_bit_equal_after_a_pause_that_changed_no_width(
+    loaded: LoadedModel, head: AttachedHead, depth: int
+) -> None:
+    rows = [replace(row, top_logprobs=2) for row in rows_of(sampling=SAMPLED)]
+    rows[0] = replace(rows[0], sampling=Sampling(0.7, frequency_penalty=0.6, seed=5))
+    undisturbed = run(engine_of(loaded, depth, head=head), rows)
+    engine = engine_of(loaded, depth, head=head)
+
+    def swap(step: int) -> None:
+        """Each takes a slot that the other left."""
+        if step % 5 == 3:
+            for verb in (engine.pause, engine.resume):
+                for name in ("r0", "r1"):
+                    verb(name)
+
+    heard = run(engine, rows, before_step=swap)
+
+    assert heard.tokens == undisturbed.tokens
+    assert heard.logprobs == undisturbed.logprobs
+
+
+def test_paused_row_is_counted_in_the_memory_that_caches_take(loaded: LoadedModel, head: AttachedHead) -> None:
+    engine = engine_of(loaded, 2, head=head)
+    engine.admit(rows_of(sampling=SAMPLED)[2])
+    for _ in range(8):
+        engine.step()
+    engine.pause("r2")
+    while engine.active_rows:
+        engine.step()
+
+    counted = engine.snapshot()["kv_bytes"]
+
+    assert 0 < counted <= engine.row_bytes(71 + 54)
+
+
 def test_engine_frees_its_caches_when_the_last_row_has_left(loaded: LoadedModel, head: AttachedHead) -> None:
     engine = engine_of(loaded, 1, head=head)
 

@@ -53,7 +53,7 @@ def test_rows_hold_what_plain_caches_hold_after_any_acceptance_and_parking(steps
         longest = max(map(len, kept)) + positions
         cache.begin(offset, positions, longest=longest, parked=mx.array(is_parked))
         keys, values = keys_and_values(rng, 3, positions)
-        seen_keys, seen_values = cache.layers[0].update_and_fetch(keys, values)
+        seen_keys, seen_values = cache.attention[0].update_and_fetch(keys, values)
         for row, count in enumerate(accepted):
             if not is_parked[row]:
                 fresh_keys, fresh_values = np.array(keys[row]), np.array(values[row])
@@ -65,8 +65,8 @@ def test_rows_hold_what_plain_caches_hold_after_any_acceptance_and_parking(steps
 
     for row, entries in enumerate(kept):
         for place, (key, value) in enumerate(entries):
-            assert (np.array(cache.layers[0].keys[row, :, place]) == key).all()
-            assert (np.array(cache.layers[0].values[row, :, place]) == value).all()
+            assert (np.array(cache.attention[0].keys[row, :, place]) == key).all()
+            assert (np.array(cache.attention[0].values[row, :, place]) == value).all()
     cache.check()
 
 
@@ -74,7 +74,7 @@ def test_mask_shows_each_row_its_own_past_and_itself() -> None:
     cache = new_cache(rows=2)
 
     cache.begin(mx.array([3, 0], mx.int32), 2, longest=5)
-    mask = np.array(cache.layers[0].make_mask(2))
+    mask = np.array(cache.attention[0].make_mask(2))
 
     assert mask.shape == (2, 1, 2, 32)
     assert mask.sum(axis=-1).tolist() == [[[4, 5]], [[1, 2]]]
@@ -87,7 +87,7 @@ def test_mask_is_laid_out_by_query_head_for_the_fused_kernel() -> None:
 
     cache.begin(mx.array([1, 2], mx.int32), 2, longest=4)
 
-    assert cache.layers[0].make_mask(2).shape == (2, 6, 2, 32)
+    assert cache.attention[0].make_mask(2).shape == (2, 6, 2, 32)
 
 
 @pytest.mark.parametrize(("longest", "positions", "rows"), [(10_000, 1, 2), (4, 9, 2), (4, 1, 3)])
@@ -102,50 +102,50 @@ def test_growing_keeps_what_is_there() -> None:
     cache = new_cache(rows=2)
     keys, values = keys_and_values(np.random.default_rng(0), 2, 3)
     cache.begin(mx.array([0, 5], mx.int32), 3, longest=8)
-    cache.layers[0].update_and_fetch(keys, values)
+    cache.attention[0].update_and_fetch(keys, values)
 
     cache.reserve(5, GROWTH_TOKENS + 1)
 
     assert cache.capacity == 2 * GROWTH_TOKENS
-    assert (cache.layers[0].keys[1, :, 5:8] == keys[1]).all()
-    assert (cache.layers[0].values[0, :, :3] == values[0]).all()
+    assert (cache.attention[0].keys[1, :, 5:8] == keys[1]).all()
+    assert (cache.attention[0].values[0, :, :3] == values[0]).all()
     cache.check()
 
 
 def test_insert_leaves_nothing_of_an_earlier_row_behind() -> None:
     cache = new_cache(rows=2)
-    cache.layers[0].keys[1] = mx.nan
-    cache.layers[0].values[1] = mx.nan
+    cache.attention[0].keys[1] = mx.nan
+    cache.attention[0].values[1] = mx.nan
     plain = plain_caches(1)
     keys, values = keys_and_values(np.random.default_rng(0), 1, 3)
     plain[0].update_and_fetch(keys, values)  # type: ignore[no-untyped-call]  # mlx-lm carries no types
 
     cache.insert(1, plain)
 
-    assert (cache.layers[0].keys[1, :, :3] == keys[0]).all()
-    assert (cache.layers[0].keys[1, :, 3:] == 0).all()
-    assert (cache.layers[0].values[1, :, 3:] == 0).all()
+    assert (cache.attention[0].keys[1, :, :3] == keys[0]).all()
+    assert (cache.attention[0].keys[1, :, 3:] == 0).all()
+    assert (cache.attention[0].values[1, :, 3:] == 0).all()
 
 
 def test_insert_of_nothing_clears_the_slot() -> None:
     cache = new_cache(rows=1)
-    cache.layers[0].values[0] = mx.nan
+    cache.attention[0].values[0] = mx.nan
 
     cache.insert(0, plain_caches(1))
 
-    assert (cache.layers[0].values == 0).all()
+    assert (cache.attention[0].values == 0).all()
 
 
 def test_move_copies_a_slot() -> None:
     cache = new_cache(rows=3)
     keys, values = keys_and_values(np.random.default_rng(0), 3, 2)
     cache.begin(mx.zeros((3,), mx.int32), 2, longest=2)
-    cache.layers[0].update_and_fetch(keys, values)
+    cache.attention[0].update_and_fetch(keys, values)
 
     cache.move(2, 0)
 
-    assert (cache.layers[0].keys[0, :, :2] == keys[2]).all()
-    assert (cache.layers[0].values[1, :, :2] == values[1]).all()
+    assert (cache.attention[0].keys[0, :, :2] == keys[2]).all()
+    assert (cache.attention[0].values[1, :, :2] == values[1]).all()
 
 
 def test_writing_fewer_rows_than_slots_leaves_the_others_alone() -> None:
@@ -153,11 +153,11 @@ def test_writing_fewer_rows_than_slots_leaves_the_others_alone() -> None:
     keys, values = keys_and_values(np.random.default_rng(0), 2, 2)
 
     cache.begin(mx.array([0, 1], mx.int32), 2, longest=3)
-    seen, _ = cache.layers[0].update_and_fetch(keys, values)
+    seen, _ = cache.attention[0].update_and_fetch(keys, values)
 
     assert seen.shape[0] == 2
-    assert (cache.layers[0].keys[1, :, 1:3] == keys[1]).all()
-    assert (cache.layers[0].keys[2:] == 0).all()
+    assert (cache.attention[0].keys[1, :, 1:3] == keys[1]).all()
+    assert (cache.attention[0].keys[2:] == 0).all()
 
 
 def test_release_frees_the_memory() -> None:

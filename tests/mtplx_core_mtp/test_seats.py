@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mtplx_core.engine import Row
+from mtplx_core.engine import Row, RowCycle
 from mtplx_core.seats import Seat, Seats
 
 
@@ -80,10 +80,10 @@ def test_seat_bounds_its_length_by_all_positions_in_flight() -> None:
 def test_seat_counts_acceptance_by_place_and_the_widths_it_saw() -> None:
     row = seat()
 
-    row.count_cycle(4, 2, 1)
-    row.count_cycle(2, 1, 0)
-    row.count_cycle(3, 0, 0)
+    row.count_cycle(RowCycle(4, 2, 1))
+    row.count_cycle(RowCycle(2, 1, 0))
+    row.count_cycle(RowCycle(3, 0, 0))
 
-    stats = row.stats()
+    stats = row.stats
     assert (stats.cycles, stats.drafted, stats.accepted) == (3, (2, 1), (1, 0))
     assert (stats.min_width, stats.max_width) == (2, 4)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from broker.scripts import DEFAULT_BOUNDS, Scripts
-from broker.wire import Seat
+from broker.wire import Priority, Seat
 from tests.support import factories as make
 
 
-async def accept(scripts: Scripts, *request_ids: str) -> None:
+async def accept(scripts: Scripts, *request_ids: str, priority: Priority = "interactive") -> None:
     """Requests that wait."""
     for request_id in request_ids:
-        await scripts.accept(make.submission(request_id), DEFAULT_BOUNDS)
+        submission = make.submission(request_id, ticket=make.ticket(request_id, priority=priority))
+        await scripts.accept(submission, DEFAULT_BOUNDS)
 
 
 async def run_rows(scripts: Scripts, *request_ids: str, worker_id: str = "w1") -> list[Seat]:

@@ -5,6 +5,7 @@ Used by the system tests and the benchmarks. Every child ends with `stop`, whate
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -12,8 +13,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -39,6 +41,8 @@ class Stack:
         self.ports = {f"api-{i}": free_port() for i in range(apis)}
         self.arguments: dict[Kind, Sequence[str]] = {"redis": (), "former": (), "worker": (), "api": (), "batcher": ()}
         """Further command line arguments by kind; set them before `start`."""
+        self.held: set[str] = set()
+        """Daemons that `restart_dead` leaves alone: somebody else starts them again."""
         self.api_key = ""
         """One that the API knows, where it asks for one."""
 
@@ -59,7 +63,11 @@ class Stack:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.stop()
+        try:
+            if kind is None and answers(self.redis_url):
+                assert not (leaks := self.leaks()), f"keys never expire: {leaks}"
+        finally:
+            self.stop()
 
     def start(self) -> None:
         """Start everything and wait until every worker accepts and every API process answers."""
@@ -88,7 +96,7 @@ class Stack:
         dead = [name for name, process in self.processes.items() if process.poll() is not None]
         if dead:
             raise RuntimeError(f"{dead} ended while starting\n{self.logs()}")
-        return self.accepting_workers() >= self.counts["worker"] and all(map(self._api_answers, self.ports))
+        return self.accepting_workers() >= self.counts["worker"] and all(map(self.api_answers, self.ports))
 
     def accepting_workers(self) -> int:
         with connection(self.redis_url) as client:
@@ -109,6 +117,47 @@ class Stack:
         """kill -9, and wait until it is gone."""
         self.signal(name, signal.SIGKILL)
         self.processes[name].wait(10)
+
+    def restart_dead(self) -> list[str]:
+        """Start again what has ended, as a supervisor does; returns which."""
+        dead = [name for name, process in list(self.processes.items()) if process.poll() is not None]
+        dead = [name for name in dead if name not in self.held]
+        for name in dead:
+            self.start_one(name)
+        return dead
+
+    @contextlib.contextmanager
+    def supervised(self) -> Iterator[None]:
+        """Whatever ends inside is started again."""
+        is_over = threading.Event()
+
+        def watch() -> None:
+            while not is_over.wait(0.1):
+                self.restart_dead()
+
+        thread = threading.Thread(target=watch, name="stack-supervisor")
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+
+    def pid_of(self, daemon_id: str) -> int:
+        """The process of a registered daemon."""
+        with connection(self.redis_url) as client:
+            return int(client.hget(keys.daemon(daemon_id), "pid"))
+
+    def name_of(self, daemon_id: str) -> str:
+        """The name, such as `worker-0`, of a registered daemon."""
+        pid = self.pid_of(daemon_id)
+        return next(name for name, process in self.processes.items() if process.pid == pid)
+
+    def leaks(self) -> list[str]:
+        """Keys that never expire and are not on the list of permanent ones."""
+        with connection(self.redis_url) as client:
+            names = [raw.decode() for raw in client.scan_iter(count=1000)]
+            return [name for name in names if not keys.is_permanent(name) and client.ttl(name) == -1]
 
     def logs(self) -> str:
         """The end of every log."""
@@ -135,10 +184,12 @@ class Stack:
             process.kill()
             process.wait(5)
 
-    def _api_answers(self, api: str) -> bool:
+    def api_answers(self, api: str) -> bool:
         try:
             headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-            return httpx.get(f"{self.url_of(api)}/v1/models", headers=headers, timeout=2).status_code == 200
+            return (
+                httpx.get(f"{self.url_of(api)}/v1/models", headers=headers, timeout=2, verify=False).status_code == 200
+            )
         except httpx.TransportError:
             return False
 

@@ -1,0 +1,78 @@
+"""Attention over ragged caches where no fused kernel exists: on a CPU, where scores are made and kept in full.
+
+There a verify step would read the keys once for each query head, and every row would pay for the longest. Queries that
+share keys are put into one product instead, and each row attends to no more than its own length, rounded up. On a GPU
+mlx-lm's own call stands as it is. Owns the arithmetic alone; what is visible, the cache's mask says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.base import scaled_dot_product_attention
+
+from mtplx_core.ragged_cache import RaggedLayer, Run
+from mtplx_core.rebinding import rebound
+
+_NAME = scaled_dot_product_attention.__name__
+
+
+class _Routed:
+    """Marks a module whose attention comes here."""
+
+
+def route_attention(module: Any) -> None:
+    """Let all attention inside a module come here when it runs over a ragged cache; twice is once.
+
+    Changes nothing on a GPU, and nothing for other caches.
+    """
+    if mx.default_device() == mx.Device(mx.gpu):
+        return
+    for part in module.modules():
+        kind = type(part)
+        if isinstance(part, _Routed) or _NAME not in getattr(kind.__call__, "__code__", _NO_CODE).co_names:
+            continue
+        call = rebound(kind.__call__, {_NAME: attend})
+        part.__class__ = type(kind.__name__, (_Routed, kind), {"__call__": call})
+
+
+def attend(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    cache: Any,
+    scale: float,
+    mask: Any,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """As mlx-lm's function of this name: (rows, query heads, positions, size)."""
+    if not isinstance(cache, RaggedLayer) or sinks is not None:
+        whole: mx.array = scaled_dot_product_attention(queries, keys, values, cache, scale, mask, sinks)
+        return whole
+    parts = [_attend_run(run, queries, keys, values, scale, mask) for run in cache.runs]
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+
+def _attend_run(
+    run: Run, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array
+) -> mx.array:
+    rows = slice(run.start, run.stop)
+    queries, mask = queries[rows], mask[rows, :, :, : run.attended]
+    keys, values = keys[rows, :, : run.attended], values[rows, :, : run.attended]
+    count, heads, positions, size = queries.shape
+    if positions == 1 or heads == keys.shape[1]:
+        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
+    shared = heads // keys.shape[1]
+    together = (queries * scale).reshape(count, keys.shape[1], shared * positions, size)
+    scores = (together @ keys.swapaxes(-1, -2)).reshape(count, keys.shape[1], shared, positions, run.attended)
+    weights = mx.softmax(mx.where(mask[:, :, None], scores, -mx.inf), axis=-1, precise=True)
+    mixed = weights.reshape(count, keys.shape[1], shared * positions, run.attended) @ values
+    return mixed.reshape(count, heads, positions, values.shape[-1])
+
+
+class _NoCode:
+    co_names: tuple[str, ...] = ()
+
+
+_NO_CODE = _NoCode()

@@ -1,0 +1,254 @@
+"""The MTP lane over recurrent layers: joining, leaving, pausing, resuming. Runs on tiny random Qwen models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.models import mamba
+
+from mtplx_core.audit import audit
+from mtplx_core.build import build_engine
+from mtplx_core.cache_bytes import cache_bytes
+from mtplx_core.depth import FixedDepth, Odds
+from mtplx_core.engine import Geometry, Row, Sampling, SchedulerMode
+from mtplx_core.errors import UnsupportedModeError
+from mtplx_core.heads.base import Head
+from mtplx_core.loader import LoadedModel
+from mtplx_core.mtp_batch import MtpBatchEngine, MtpOptions
+from mtplx_core.mtp_lane import deepest
+from mtplx_core.serial import SerialEngine
+from mtplx_core.trunk import Trunk
+from tests.mtplx_core.driving import Heard, run
+from tests.mtplx_core_native.layouts import DENSE, EXPERTS_35, NEXT, SIZE, loaded_of, tiny
+
+GEOMETRY = Geometry(decode_batch_max=3, max_context_tokens=160, depth=3, prefill_chunk_tokens=16)
+SAMPLED = Sampling(temperature=0.9, top_p=0.9, seed=77)
+LOOPING = tuple(range(40, 48)) * 3
+
+
+class Scheduled:
+    """A depth policy that goes through a list, over and over."""
+
+    def __init__(self, *depths: int) -> None:
+        self._depths = depths
+        self._cycles = 0
+
+    def choose(self, rows: Sequence[Odds]) -> int:
+        self._cycles += 1
+        return self._depths[self._cycles % len(self._depths)]
+
+    def see_cost(self, rows: int, depth: int, cost: float) -> None:
+        pass
+
+
+class Foreseeing:
+    """Drafts what serial said, every third time something else, so that rows accept different numbers of drafts."""
+
+    name = "foreseeing"
+    max_depth = 3
+    cached_layers = 1
+
+    def __init__(self, vocab_size: int, answers: Sequence[tuple[Sequence[int], Sequence[int]]]) -> None:
+        self.draft_ids = mx.arange(vocab_size, dtype=mx.int32)
+        longest = max(len(prompt) + len(answer) for prompt, answer in answers) + 8
+        self._next = np.zeros((longest, vocab_size), np.int32)
+        for prompt, answer in answers:
+            sequence = [*prompt, *answer]
+            for place in range(len(sequence) - 2):
+                if (place + sequence[place + 1]) % 3:
+                    self._next[place, sequence[place + 1]] = sequence[place + 2]
+
+    def __call__(
+        self, hidden: mx.array, tokens: mx.array, cache: list[Any] | None = None, mask: Any = "causal"
+    ) -> mx.array:
+        assert cache is not None
+        rows, positions = tokens.shape
+        offset = cache[0].offset if isinstance(cache[0].offset, mx.array) else mx.full((rows,), cache[0].offset)
+        at = offset[:, None] + mx.arange(positions)
+        entry = mx.broadcast_to(at[:, None, :, None].astype(mx.float32), (rows, 1, positions, 2))
+        cache[0].update_and_fetch(entry, entry)
+        known = mx.array(self._next)[mx.minimum(at, len(self._next) - 1), tokens]
+        return mx.broadcast_to(known[:, :, None].astype(mx.float32), (rows, positions, SIZE))
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        return 100.0 * (hidden[..., :1] == mx.arange(self.draft_ids.size))
+
+
+@pytest.fixture(scope="module", params=[DENSE, EXPERTS_35, NEXT], ids=lambda config: config["model_type"])
+def any_kind(request: pytest.FixtureRequest) -> LoadedModel:
+    return loaded_of(tiny(request.param))
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return loaded_of(tiny(DENSE))
+
+
+def rows_of(sampling: Sampling) -> list[Row]:
+    prompts = [(5,), LOOPING, tuple(range(100, 171))]
+    return [
+        Row(f"r{index}", prompt, 30 + 7 * index, replace(sampling, seed=index), ignore_eos=True)
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+def engine_of(loaded: LoadedModel, *depths: int, head: Head | None = None) -> MtpBatchEngine:
+    policy = Scheduled(*depths) if len(depths) > 1 else FixedDepth(depths[0])
+    return MtpBatchEngine(loaded, GEOMETRY, head=head, options=MtpOptions(policy=policy))
+
+
+def foreseeing(loaded: LoadedModel, rows: Sequence[Row]) -> Foreseeing:
+    answers = run(SerialEngine(loaded, GEOMETRY), rows)
+    return Foreseeing(loaded.vocab_size, [(row.prompt, answers.tokens[row.row_id]) for row in rows])
+
+
+def assert_audited(loaded: LoadedModel, rows: Sequence[Row], heard: Heard) -> None:
+    for row in rows:
+        answer = [*row.committed, *heard.tokens[row.row_id]]
+        result = audit(loaded.model, row.prompt, answer, row.sampling)
+        assert result.passed, (row.row_id, result)
+        assert len(answer) == row.max_tokens
+
+
+@pytest.mark.parametrize("depths", [(0,), (1,), (0, 2, 3, 0, 1)], ids=str)
+@pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
+def test_rows_that_accept_different_numbers_of_drafts_say_what_serial_says(
+    any_kind: LoadedModel, sampling: Sampling, depths: tuple[int, ...]
+) -> None:
+    rows = rows_of(sampling)
+    engine = engine_of(any_kind, *depths, head=foreseeing(any_kind, rows))
+
+    heard = run(engine, rows)
+
+    assert_audited(any_kind, rows, heard)
+    drafted, accepted = engine.snapshot()["drafted_by_place"], engine.snapshot()["accepted_by_place"]
+    assert all(0 < right < tried for right, tried in zip(accepted, drafted, strict=True))
+
+
+def test_rows_that_join_and_leave_between_cycles_say_what_serial_says(loaded: LoadedModel) -> None:
+    rows = [replace(row, row_id=f"{row.row_id}-{turn}") for turn in range(3) for row in rows_of(SAMPLED)]
+    engine = engine_of(loaded, 2, 0, 3, head=foreseeing(loaded, rows_of(SAMPLED)))
+    late = iter(rows[3:])
+
+    def join(step: int) -> None:
+        if engine.active_rows < 3 and step % 3 == 0 and (row := next(late, None)) is not None:
+            engine.admit(row)
+
+    heard = run(engine, rows[:3], before_step=join)
+
+    assert_audited(loaded, rows, heard)
+
+
+def test_row_continued_on_another_worker_says_what_serial_says(loaded: LoadedModel) -> None:
+    (row,) = rows_of(SAMPLED)[1:2]
+    first = engine_of(loaded, 2, head=foreseeing(loaded, [row]))
+    first.admit(row)
+    committed: list[int] = []
+    while len(committed) < 15:
+        committed += [token for part in first.step().tokens for token in part.tokens]
+    first.close()
+
+    resumed = replace(row, committed=tuple(committed))
+    heard = run(engine_of(loaded, 1, 3), [resumed, *rows_of(Sampling())[::2]])
+
+    assert heard.starts[row.row_id] == len(committed)
+    assert_audited(loaded, [resumed], heard)
+
+
+def test_paused_row_goes_on_where_it_was(loaded: LoadedModel) -> None:
+    rows = rows_of(SAMPLED)
+    engine = engine_of(loaded, 2, head=foreseeing(loaded, rows))
+
+    def pause(step: int) -> None:
+        if step == 9:
+            engine.pause("r2")
+        if step == 14:
+            engine.resume("r2")
+
+    heard = run(engine, rows, before_step=pause)
+
+    assert_audited(loaded, rows, heard)
+
+
+def test_row_bytes_count_the_recurrent_state(loaded: LoadedModel) -> None:
+    engine = engine_of(loaded, 3)
+    row = rows_of(Sampling())[2]
+    engine.admit(row)
+    most = 0
+    while engine.active_rows:
+        engine.step()
+        most = max(most, engine.snapshot()["kv_bytes"])
+
+    assert cache_bytes(loaded.model).fixed < most <= engine.row_bytes(len(row.prompt) + row.max_tokens)
+
+
+def test_engine_frees_the_state_when_the_last_row_has_left(loaded: LoadedModel) -> None:
+    engine = engine_of(loaded, 1)
+
+    run(engine, rows_of(Sampling()))
+
+    assert engine.snapshot()["kv_bytes"] == 0
+
+
+def test_head_is_fed_what_the_unembedding_is_fed(loaded: LoadedModel) -> None:
+    """The hidden state behind the final norm: the trunk's own logits come out of it."""
+    row = Row("row", tuple(range(60, 90)), 4, ignore_eos=True)
+
+    class Listening(Foreseeing):
+        fed: list[mx.array] = []
+
+        def __call__(
+            self, hidden: mx.array, tokens: mx.array, cache: list[Any] | None = None, mask: Any = "causal"
+        ) -> mx.array:
+            self.fed.append(hidden)
+            return super().__call__(hidden, tokens, cache, mask)
+
+    head = Listening(loaded.vocab_size, [(row.prompt, [0])])
+    run(engine_of(loaded, 1, head=head), [row])
+
+    model: Any = loaded.model
+    prefilled = next(hidden for hidden in head.fed if hidden.shape[1] > 1)
+    wanted = model(mx.array([row.prompt]))[:, : prefilled.shape[1]]
+    assert mx.allclose(model.language_model.lm_head(prefilled), wanted, atol=1e-3)
+
+
+def test_other_recurrent_layers_are_refused_with_the_reason() -> None:
+    args = mamba.ModelArgs(
+        model_type="mamba",
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        state_size=4,
+        num_hidden_layers=2,
+        conv_kernel=4,
+        use_bias=False,
+        use_conv_bias=True,
+        time_step_rank=2,
+    )
+
+    with pytest.raises(UnsupportedModeError, match="ArraysCache.*use ar_batch"):
+        Trunk(mamba.Model(args))
+
+
+@pytest.mark.parametrize("mode", list(SchedulerMode))
+def test_every_mode_runs_the_family(loaded: LoadedModel, mode: SchedulerMode) -> None:
+    rows = rows_of(SAMPLED)[:1]
+
+    heard = run(build_engine(mode, loaded, geometry=GEOMETRY), rows)
+
+    assert_audited(loaded, rows, heard)
+
+
+@pytest.mark.parametrize(
+    ("depth", "measured", "has_experts", "most"),
+    [(3, 0, False, 3), (3, 0, True, 1), (3, 2, True, 2), (0, 0, True, 0), (1, 3, True, 1)],
+)
+def test_mixtures_draft_one_token_until_more_was_measured(
+    depth: int, measured: int, has_experts: bool, most: int
+) -> None:
+    assert deepest(depth, measured, has_experts=has_experts) == most
