@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from api.backend import Handle
-from api.errors import ApiError, from_failed
+from api.errors import ApiError, from_failed, interrupted
 from api.text import TextStream
 from broker.wire import Cause, Failed, Finished, Progress, Stats, Tokens, unpack_tokens
 
@@ -174,6 +174,10 @@ class Answer:
                         return
                 case Progress():
                     yield Prefill(choice.index, event.done, event.total)
+                case Finished(cause=("listener" | "shutdown") as cause):
+                    # Not this client's wish: it is there, and its answer breaks off.
+                    self._meter.ended("failed")
+                    yield Fault(interrupted(cause))
                 case Finished():
                     last = reader.finish(event)
                     if last.text or last.logprobs:

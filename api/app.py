@@ -32,6 +32,7 @@ from api.page import get_docs, get_openapi, get_page, get_static
 from api.services import Services
 from broker.client import Client
 from broker.errors import BrokerError, BrokerUnavailableError
+from broker.scripts import Bounds
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,8 @@ HANDLERS = [
 
 async def open_redis(config: ApiConfig) -> Backend:
     """Raises: BrokerUnavailableError."""
-    return RedisBackend(await Client.open(config.redis_url))
+    bounds = Bounds(config.queue_requests_max, config.queue_tokens_max)
+    return RedisBackend(await Client.open(config.redis_url, bounds=bounds))
 
 
 def create_app(config: ApiConfig, *, open_backend: OpenBackend = open_redis) -> Litestar:

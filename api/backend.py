@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -51,6 +52,9 @@ class Backend(Protocol):
     @property
     def is_connected(self) -> bool: ...
 
+    def while_answering(self) -> AbstractAsyncContextManager[None]:
+        """Ends what is done in it when the queue falls silent. Raises: BrokerUnavailableError."""
+
     async def submit(
         self,
         request: Request,
@@ -88,6 +92,9 @@ class RedisBackend:
     @property
     def is_connected(self) -> bool:
         return self._client.is_connected
+
+    def while_answering(self) -> AbstractAsyncContextManager[None]:
+        return self._client.while_answering()
 
     async def submit(
         self,

@@ -31,6 +31,10 @@ class ApiConfig:
     default_timeout_s: float = 3600.0
     """Deadline of a request that names none."""
     max_timeout_s: float = 6 * 3600.0
+    queue_requests_max: int = 10_000
+    """Interactive requests that may wait or run at once, and as many offline ones; beyond it 503 with Retry-After."""
+    queue_tokens_max: int = 50_000_000
+    """Tokens, prompts and completions, that they may cost together."""
     retention_s: float = 600.0
     """How long an ended request stays readable."""
     detach_s: float = 60.0
@@ -39,6 +43,8 @@ class ApiConfig:
     """How long a model without a live worker still queues."""
     drain_s: float = 30.0
     """How long open streams may go on after SIGTERM."""
+    drain_notice_s: float = 0.0
+    """How long after SIGTERM requests are still taken while health says that none should come; for a balancer."""
     registry_age_s: float = 1.0
     """How old the picture of models and lanes may be."""
     stall_s: float = 120.0
@@ -57,7 +63,15 @@ class ApiConfig:
             allowed=f"above 0, at most max_timeout_s ({longest:g})",
             is_good=0 < self.default_timeout_s <= longest,
         )
-        for name in ("retention_s", "detach_s", "lane_grace_s", "drain_s", "registry_age_s", "stall_s"):
+        for name in (
+            "retention_s",
+            "detach_s",
+            "lane_grace_s",
+            "drain_s",
+            "drain_notice_s",
+            "registry_age_s",
+            "stall_s",
+        ):
             value = getattr(self, name)
             _check(name, value, allowed="0 or more", is_good=value >= 0)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from broker.errors import BrokerError, BrokerUnavailableError, ConflictError, QueueFullError, QuotaError, RefusedError
-from broker.wire import Failed
+from broker.wire import Cause, Failed
 
 
 class ApiConfigError(Exception):
@@ -132,6 +132,12 @@ def from_failed(event: Failed) -> ApiError:
     kind = "invalid_request_error" if status == 400 else "server_error"
     headers = {"Retry-After": "1"} if status == 503 else {}
     return ApiError(event.message, status=status, kind=kind, code=event.code, headers=headers)
+
+
+def interrupted(cause: Cause) -> ApiError:
+    """The answer to a request that was cancelled under a client that still waits."""
+    message = f"The request was cancelled ({cause}): the process that answers it was taken for dead or told to stop."
+    return ApiError(message, status=503, code=cause, headers={"Retry-After": "1"})
 
 
 def _whole_seconds(seconds: float) -> str:

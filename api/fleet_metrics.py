@@ -47,16 +47,18 @@ def _rows(fleet: Fleet) -> Iterator[Metric]:
     total = GaugeMetricFamily("mtplx_rows", "Rows of a lane's workers.", labels=["lane"])
     active = GaugeMetricFamily("mtplx_rows_active", "Rows running, by the workers' heartbeats.", labels=["lane"])
     free = GaugeMetricFamily("mtplx_rows_free", "Rows the former may still fill.", labels=["lane"])
-    sums: dict[str, tuple[int, int, int]] = {}
+    paused = GaugeMetricFamily("mtplx_rows_paused", "Offline rows that gave way and wait on a worker.", labels=["lane"])
+    sums: dict[str, list[int]] = {}
     for worker in fleet.workers:
         assert worker.lane is not None
-        before = sums.get(worker.lane.fingerprint, (0, 0, 0))
-        now = (worker.lane.decode_batch_max, worker.active_rows, worker.free_rows)
-        sums[worker.lane.fingerprint] = (before[0] + now[0], before[1] + now[1], before[2] + now[2])
+        before = sums.get(worker.lane.fingerprint, [0, 0, 0, 0])
+        now = (worker.lane.decode_batch_max, worker.active_rows, max(worker.free_rows, 0), worker.paused_rows)
+        sums[worker.lane.fingerprint] = [old + new for old, new in zip(before, now, strict=True)]
+    families = (total, active, free, paused)
     for lane, values in sums.items():
-        for family, value in zip((total, active, free), values, strict=True):
+        for family, value in zip(families, values, strict=True):
             family.add_metric([lane], value)
-    yield from (total, active, free)
+    yield from families
 
 
 def _queue(fleet: Fleet) -> Iterator[Metric]:

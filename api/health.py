@@ -23,6 +23,8 @@ class WorkerHealth(Struct, frozen=True):
     rows: int
     rows_active: int
     rows_free: int
+    rows_paused: int
+    """Offline rows that gave way to interactive ones and wait where they are."""
     snapshot: Mapping[str, Any]
     """What the engine says of itself."""
 
@@ -136,7 +138,8 @@ def _worker(worker: DaemonRecord) -> WorkerHealth:
         accepting=worker.is_accepting,
         rows=worker.lane.decode_batch_max if worker.lane is not None else 0,
         rows_active=worker.active_rows,
-        rows_free=worker.free_rows,
+        rows_free=max(worker.free_rows, 0),
+        rows_paused=worker.paused_rows,
         snapshot=snapshot_of(worker),
     )
 

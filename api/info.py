@@ -46,8 +46,9 @@ async def get_health(services: OurServices) -> ASGIApp:
 @get("/metrics")
 async def get_metrics(services: OurServices) -> ASGIApp:
     """Prometheus' text format."""
-    with contextlib.suppress(BrokerError):
-        await services.catalog.fleet()  # while Redis is away the last picture is shown
-        if services.offline is not None:
-            services.metrics.show_batches(await services.offline.desk.open_batches())
+    with contextlib.suppress(BrokerError):  # while Redis is away the last picture is shown
+        async with services.backend.while_answering():
+            await services.catalog.fleet()
+            if services.offline is not None:
+                services.metrics.show_batches(await services.offline.desk.open_batches())
     return JsonResponse(services.metrics.render(), headers={"content-type": CONTENT_TYPE})

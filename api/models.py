@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+import msgspec
 
 from api.backend import Backend, Fleet
 from api.errors import BadRequestError, BusyError, ModelNotFoundError
@@ -14,7 +16,8 @@ from api.schemas import Model
 from broker.errors import BrokerUnavailableError
 from broker.liveness import Watcher
 from broker.registry import DaemonRecord
-from broker.wire import ModelCard
+from broker.waits import lane_name
+from broker.wire import ModelCard, Priority
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +35,15 @@ class Route:
     card: ModelCard
     profile: str
     max_context_tokens: int
+
+
+class _Waits(msgspec.Struct, frozen=True):
+    """The part of a former's snapshot that is read here."""
+
+    waits_ms: Mapping[str, Mapping[str, float]] = {}
+
+
+_waits_decoder = msgspec.json.Decoder(_Waits)
 
 
 class Catalog:
@@ -71,13 +83,15 @@ class Catalog:
         age_s = self._clock() - self._taken
         if age_s <= self._age_s and not is_fresh:
             return self._fleet
+        if not self._backend.is_connected:
+            raise BrokerUnavailableError("Redis does not answer")
         if self._refresh is None or self._refresh.done():
             self._refresh = asyncio.create_task(self._take(), name="registry-picture")
             self._refresh.add_done_callback(_look_at)
         if age_s <= self._age_s * STALE_AGES and not is_fresh:
             return self._fleet
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(PATIENCE_S), self._backend.while_answering():
                 return await asyncio.shield(self._refresh)  # others may wait for the same picture
         except TimeoutError as error:
             raise BrokerUnavailableError("Redis does not answer") from error
@@ -114,6 +128,14 @@ class Catalog:
         seen_ms = fleet.last_seen_ms.get(card.model)
         return seen_ms is not None and fleet.now_ms - seen_ms <= self._grace_ms
 
+    def wait_s(self, route: Route, priority: Priority) -> float | None:
+        """How long a newcomer will wait for a row, as the working former said last; None when it cannot say."""
+        name = lane_name(route.card.model, route.profile)
+        for daemon in self._fleet.daemons:
+            if daemon.kind == "former" and not daemon.is_dead and daemon.fields.get("working") == "1":
+                return estimated_wait_s(daemon.fields.get("snapshot", ""), name, priority)
+        return None
+
     async def models(self) -> list[Model]:
         """One entry a name, the ones that may be asked for now first. Raises: BrokerUnavailableError."""
         fleet = await self.fleet()
@@ -130,6 +152,16 @@ class Catalog:
         if card is None:
             raise ModelNotFoundError(name)
         return _describe(fleet, card)
+
+
+def estimated_wait_s(snapshot: str, name: str, priority: Priority) -> float | None:
+    """What a former's snapshot says of a lane."""
+    try:
+        said = _waits_decoder.decode(snapshot)
+    except msgspec.MsgspecError:
+        return None
+    wait_ms = said.waits_ms.get(name, {}).get(priority)
+    return None if wait_ms is None else wait_ms / 1000
 
 
 def find(fleet: Fleet, name: str) -> ModelCard | None:

@@ -14,6 +14,8 @@ from litestar import Litestar
 from api.app import create_app
 from api.config import ApiConfig
 from api.services import Services
+from broker.connection import check_eviction, connect
+from broker.errors import BrokerUnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -24,10 +26,13 @@ KEEP_ALIVE_S = 75
 class _Server(uvicorn.Server):
     """uvicorn without its signal handling: it re-raises what it caught, and so ends in a signal, not in order."""
 
-    def __init__(self, config: uvicorn.Config, app: Litestar, on_ready: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, app: Litestar, on_ready: Callable[[str], None], *, notice_s: float
+    ) -> None:
         super().__init__(config)
         self._app = app
         self._on_ready = on_ready
+        self._notice_s = notice_s
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -39,9 +44,15 @@ class _Server(uvicorn.Server):
             self._on_ready(self._address())
 
     def stop(self) -> None:
-        """Stop accepting, let streams end."""
+        """Tell balancers, stop accepting, let streams end. Called twice: stop accepting at once."""
         services: Services = self._app.state.services
+        if services.is_draining or not self._notice_s:
+            self._refuse()
+        else:
+            asyncio.get_running_loop().call_later(self._notice_s, self._refuse)
         services.is_draining = True
+
+    def _refuse(self) -> None:
         self.should_exit = True
 
     def _address(self) -> str:
@@ -54,8 +65,10 @@ async def run_api(config: ApiConfig, *, on_ready: Callable[[str], None] | None =
 
     Raises:
         ApiConfigError: the configuration cannot be served.
+        BrokerConfigError: Redis refuses the password, or may evict accepted requests.
     """
     app = create_app(config)
+    await _check_redis(config.redis_url)
     server = _Server(
         uvicorn.Config(
             app,
@@ -71,6 +84,7 @@ async def run_api(config: ApiConfig, *, on_ready: Callable[[str], None] | None =
         ),
         app,
         on_ready or (lambda url: logger.info("serving at %s", url)),
+        notice_s=config.drain_notice_s,
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -80,3 +94,13 @@ async def run_api(config: ApiConfig, *, on_ready: Callable[[str], None] | None =
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+
+
+async def _check_redis(url: str) -> None:
+    """Whether it is set up as it must be; one that is away is the lifespan's to complain about."""
+    client = connect(url)
+    try:
+        with contextlib.suppress(BrokerUnavailableError):
+            await check_eviction(client)
+    finally:
+        await client.aclose()

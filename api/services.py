@@ -13,7 +13,7 @@ from api.answers import Answer, Choice, Chores
 from api.backend import Backend, Handle
 from api.bundles import Bundle, Bundles
 from api.config import ApiConfig, is_loopback
-from api.errors import ApiError, BadRequestError, from_broker
+from api.errors import ApiError, BadRequestError, BusyError, from_broker
 from api.intake import Job, Payer, Work, idempotency_of
 from api.keyed import Detached
 from api.metrics import Metrics
@@ -21,7 +21,7 @@ from api.models import Catalog, Route
 from api.offline import Offline
 from api.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from api.text import TextRules
-from broker.errors import BrokerUnavailableError
+from broker.errors import BrokerUnavailableError, QueueFullError
 
 CHAT_DECODER = msgspec.json.Decoder(ChatRequest)
 COMPLETION_DECODER = msgspec.json.Decoder(CompletionRequest)
@@ -31,6 +31,8 @@ IDEMPOTENCY_S = 24 * 3600.0
 """How long a key stands for its request, as long as that has a record."""
 ACCEPT_PATIENCE_S = 10.0
 """How long a call waits for the queue to take it."""
+FORESIGHT_AGE_S = 2.0
+"""A wait may have been foreseen so long ago, and the line it was foreseen for be gone by now."""
 
 
 class Way(NamedTuple):
@@ -90,15 +92,17 @@ class Services:
     async def way(self, body: GenerationRequest) -> Way:
         """Where the request goes and how its text is read. Raises: ApiError, BrokerError."""
         if not self.backend.is_connected:
-            raise BrokerUnavailableError("the reply subscription is down")
-        route = await self.catalog.route(body.model, body.numerics_profile)
-        return Way(route, await self.bundles.get(route.card.tokenizer))
+            raise BrokerUnavailableError("Redis does not answer, or the reply subscription is down")
+        async with self.backend.while_answering():
+            route = await self.catalog.route(body.model, body.numerics_profile)
+            return Way(route, await self.bundles.get(route.card.tokenizer))
 
     async def accept(self, job: Job, way: Way, terms: Terms) -> Answer:
         """Submit all requests of a call, or none. Raises: ApiError, BrokerError."""
+        self._check_wait(job, way, terms)
         choices: list[Choice] = []
         try:
-            async with asyncio.timeout(ACCEPT_PATIENCE_S):
+            async with asyncio.timeout(ACCEPT_PATIENCE_S), self.backend.while_answering():
                 for index, work in enumerate(job.works):
                     handle = await self._submit(work, terms, index)
                     choices.append(self._choice(index, handle, job, way))
@@ -107,9 +111,23 @@ class Services:
                 self.chores.spawn(choice.handle.abandon("client"), name="abandon-request")
             if isinstance(error, TimeoutError):
                 raise from_broker(BrokerUnavailableError("Redis does not answer")) from error
+            if isinstance(error, QueueFullError):
+                error.retry_after_s = self._wait_s(job, way)
             raise
         meter = self.metrics.call(terms.endpoint, requests=len(choices), prompt_tokens=job.prompt_tokens)
         return Answer(choices, self.chores, meter)
+
+    def _wait_s(self, job: Job, way: Way) -> float | None:
+        return self.catalog.wait_s(way.route, job.works[0].ticket.priority)
+
+    def _check_wait(self, job: Job, way: Way, terms: Terms) -> None:
+        """Refuse at once what would wait past its deadline. Raises: BusyError."""
+        if terms.idempotency_key is not None:
+            return  # it may have been accepted long ago
+        wait_s = self._wait_s(job, way)
+        if wait_s is not None and (wait_s - FORESIGHT_AGE_S) * 1000 >= terms.timeout_ms:
+            message = f"A row is free in about {wait_s:.0f} s, which is past this request's deadline."
+            raise BusyError(message, code="queue_full", retry_after_s=wait_s)
 
     def timeout_ms(self, header: str | None) -> int:
         """The deadline a client asks for, within the longest allowed. Raises: BadRequestError."""

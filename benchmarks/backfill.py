@@ -66,7 +66,7 @@ def main(*, quick: bool, as_json: bool, mode: str, head: Path) -> None:
     """Measure."""
     from tests.support.stack import Stack
 
-    plan = Plan(4, 24, 10.0) if quick else Plan(16, 96, 60.0)
+    plan = Plan(4, 24, 10.0) if quick else Plan(12, 48, 40.0)
     stack = Stack()
     drafting = ("--head", str(head.resolve())) if mode == "mtp_batch" else ()
     stack.arguments["worker"] = ("--scheduler-mode", mode, "--decode-batch-max", str(ROWS), *drafting)

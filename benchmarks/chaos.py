@@ -19,7 +19,7 @@ import psutil
 from benchmarks.mayhem.killer import LEASE_S, Killer
 from benchmarks.mayhem.ledger import Ledger
 from benchmarks.mayhem.proxy import Proxy
-from benchmarks.mayhem.traffic import POISON, Town, Traffic
+from benchmarks.mayhem.traffic import ANSWER_S, POISON, Town, Traffic
 from benchmarks.ratios import report
 from broker import keys
 from broker.client import Client
@@ -27,6 +27,8 @@ from broker.wire import TERMINAL
 from tests.support.stack import Stack, answers, connection
 
 SETTLE_S = 60.0
+MARGIN_S = 120.0
+"""How much longer than its parts together a run may take before it is ended with a word about what it waited for."""
 
 
 @dataclass(slots=True)
@@ -36,6 +38,8 @@ class Findings:
     ledger: Ledger
     lost: list[str] = field(default_factory=list)
     leftovers: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+    """What daemons logged as errors, where anything needs an explanation."""
     memory_growth: Mapping[str, float] = field(default_factory=dict)
     """Resident memory in the last third over the second third, by kind of daemon."""
 
@@ -66,12 +70,17 @@ def main(*, minutes: float, seed: int, quick: bool, as_json: bool) -> None:
     ledger = findings.ledger
     lines = [f"{kind:8} {outcome:9} {count}" for (kind, outcome), count in sorted(ledger.outcomes.items())]
     lines += [f"broken: {what} {count}" for what, count in sorted(ledger.kills.items())]
-    lines += [*ledger.notes[:20], *findings.lost[:20], *findings.leftovers[:20]]
+    lines += [*(ledger.story if ledger.notes else []), *findings.lost[:20], *findings.leftovers[:20]]
+    lines += findings.complaints[-200:]
     report(lines, findings.result, as_json=as_json)
 
 
 async def run_chaos(*, seconds: float, seed: int, pause_s: float = 2.0, at_once: int = 24) -> Findings:
-    """One run, judged."""
+    """One run, judged.
+
+    Raises:
+        TimeoutError: the run itself hangs; says in which phase.
+    """
     stack = Stack(formers=2, workers=3, apis=2)
     proxy = Proxy(stack.socket)
     await proxy.start()
@@ -80,12 +89,24 @@ async def run_chaos(*, seconds: float, seed: int, pause_s: float = 2.0, at_once:
     script = ("--engine", "scripted", "--script-step-s", "0.01", "--script-crash-text", POISON)
     stack.arguments = {"redis": (), "former": (*through_proxy, *lease), "api": through_proxy, "worker": ()}
     stack.arguments["worker"] = (*through_proxy, *lease, *script, "--grace-s", "3")
+    phase = Phase()
     try:
         await asyncio.to_thread(stack.start)
-        return await _break_and_judge(stack, proxy, Run(seconds, seed, pause_s, at_once))
+        async with asyncio.timeout(seconds + ANSWER_S + SETTLE_S + MARGIN_S):
+            with stack.supervised():
+                return await _break_and_judge(stack, proxy, Run(seconds, seed, pause_s, at_once, phase))
+    except TimeoutError as error:
+        raise TimeoutError(f"the run hung while it should {phase.name}\n{stack.logs()}") from error
     finally:
         await asyncio.to_thread(stack.stop)
         await proxy.stop()
+
+
+@dataclass(slots=True)
+class Phase:
+    """What a run is at, for whoever finds that it hangs."""
+
+    name: str = "start"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +115,7 @@ class Run:
     seed: int
     pause_s: float
     at_once: int
+    phase: Phase
 
 
 async def _break_and_judge(stack: Stack, proxy: Proxy, run: Run) -> Findings:
@@ -105,16 +127,21 @@ async def _break_and_judge(stack: Stack, proxy: Proxy, run: Run) -> Findings:
     memory = Memory(stack, run.seconds)
     watch = asyncio.create_task(memory.watch())
     flow = asyncio.create_task(traffic.run(at_once=run.at_once))
+    run.phase.name = "break things"
     await killer.run(seconds=run.seconds, pause_s=run.pause_s)
+    run.phase.name = "let clients end"
     await traffic.stop()
+    run.phase.name = "end its own tasks"
     watch.cancel()
     flow.cancel()
     await asyncio.gather(watch, flow, return_exceptions=True)
     await client.close()
-    killer.restart_dead()
     findings = Findings(ledger, memory_growth=memory.growth())
+    run.phase.name = "settle"
     await asyncio.to_thread(_settle, stack)
     findings.lost, findings.leftovers = unended(stack), leftovers(stack)
+    if ledger.notes or findings.lost or findings.leftovers:
+        findings.complaints = complaints(stack)
     return findings
 
 
@@ -132,9 +159,9 @@ def unended(stack: Stack) -> list[str]:
     found = []
     with connection(stack.redis_url) as redis:
         for key in redis.scan_iter(keys.state("*"), count=1000):
-            status = redis.hget(key, "status").decode()
-            if status not in TERMINAL:
-                found.append(f"{key.decode()} is {status}")
+            status = redis.hget(key, "status")
+            if status is not None and status.decode() not in TERMINAL:  # None: it has expired meanwhile
+                found.append(f"{key.decode()} is {status.decode()}")
     return found
 
 
@@ -151,9 +178,22 @@ def leftovers(stack: Stack) -> list[str]:
         apis = len(stack.ports)
         channels = [name for name in redis.pubsub_channels() if name.startswith(keys.reply("").encode())]
         found += [f"{len(channels)} reply channels for {apis} API processes"] if len(channels) > apis else []
+        found += [f"{key} never expires" for key in stack.leaks()]
         every = [key.decode() for key in redis.scan_iter(count=1000)]
-        found += [f"{key} never expires" for key in every if redis.ttl(key) == -1 and not keys.is_permanent(key)]
         found += [f"{key} is left" for key in every if key.startswith((keys.rows(""), keys.listening("")))]
+    return found
+
+
+def complaints(stack: Stack) -> list[str]:
+    """Every line logged as an error, with the traceback that follows it."""
+    found = []
+    for path in sorted(stack.folder.glob("*.log")):
+        is_wanted = False
+        for line in path.read_text(errors="replace").splitlines():
+            if line[:4].isdigit():
+                is_wanted = " ERROR " in line
+            if is_wanted:
+                found.append(f"{path.stem}: {line}")
     return found
 
 

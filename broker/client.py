@@ -31,6 +31,7 @@ from broker.scripts import (
     Scripts,
     Submission,
 )
+from broker.silence import TICK_S, SilenceWatch
 from broker.wire import (
     TERMINAL,
     WIRE_VERSION,
@@ -82,7 +83,9 @@ class Client:
         self._silence_s = silence_s
         self._hub = ReplyHub(subscriber, keys.reply(self.id), on_restored=self.cancel_orphans)
         self._orphans: set[str] = set()
+        self._silence = SilenceWatch()
         self._heart: asyncio.Task[None] | None = None
+        self._ear: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(cls, url: str, *, bounds: Bounds = DEFAULT_BOUNDS, silence_s: float = SILENCE_S) -> Client:
@@ -109,12 +112,17 @@ class Client:
             await client._close_connections()
             raise
         client._heart = asyncio.create_task(client._beat_for_ever(), name="api-heartbeat")
+        client._ear = asyncio.create_task(client._note_silence(), name="api-silence")
         return client
 
     @property
     def is_connected(self) -> bool:
-        """Whether the reply subscription stands."""
-        return self._hub.is_connected
+        """Whether the reply subscription stands and Redis answers."""
+        return self._hub.is_connected and not self._silence.is_silent
+
+    def while_answering(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """Ends what is done in it when Redis falls silent, with `BrokerUnavailableError`."""
+        return self._silence.guard()
 
     @property
     def open_requests(self) -> int:
@@ -122,8 +130,7 @@ class Client:
 
     async def close(self) -> None:
         """Stop listening and go off the registry; requests in flight run on."""
-        if self._heart is not None:
-            await tasks.end(self._heart)
+        await tasks.end(*(task for task in (self._heart, self._ear) if task is not None))
         await self._hub.close()
         with contextlib.suppress(BrokerUnavailableError):
             await self.scripts.retire(self.id)
@@ -152,7 +159,8 @@ class Client:
         submission = Submission(request, ticket, seed, reply, timeout_ms, retain_ms, quota, idempotency)
         inbox = self._hub.open(request.id)
         try:
-            accepted = await self.scripts.accept(submission, self._bounds)
+            with self._silence.asking():
+                accepted = await self.scripts.accept(submission, self._bounds)
         except BaseException as error:
             self._hub.drop(request.id)
             # It may have been accepted all the same. Whoever can ask for it again under its id or key will: that must
@@ -241,9 +249,19 @@ class Client:
         while True:
             await asyncio.sleep(BEAT_S)
             try:
-                await self.beat()
+                with self._silence.asking():
+                    await self.beat()
             except BrokerUnavailableError as error:
                 logger.debug("heartbeat not sent: %s", error)
+
+    async def _note_silence(self) -> None:
+        loop = asyncio.get_running_loop()
+        looked_s = loop.time()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now_s = loop.time()
+            self._silence.tick(now_s - looked_s)
+            looked_s = now_s
 
     async def beat(self) -> None:
         """Say that this process lives; register anew if it was declared dead."""

@@ -60,6 +60,11 @@ def translated() -> Iterator[None]:
         if not is_passing(error):
             raise
         raise BrokerUnavailableError(f"Redis cannot be used: {error}") from error
+    except RuntimeError as error:
+        # What uvloop says when a connection breaks between a check and a write; redis-py passes it on as it is.
+        if "handler is closed" not in str(error):
+            raise
+        raise BrokerUnavailableError(f"Redis cannot be used: {error}") from error
 
 
 def is_passing(error: RedisError) -> bool:

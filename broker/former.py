@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from redis.asyncio import Redis
@@ -25,15 +25,17 @@ from broker import keys, tasks
 from broker.connection import check_eviction, connect, translated
 from broker.errors import BrokerConfigError, BrokerUnavailableError
 from broker.line import Entry, Line
-from broker.policy import Cohort, PolicyConfig, plan
+from broker.policy import Cohort, Plan, PolicyConfig, plan
 from broker.pulse import Connection
-from broker.registry import DaemonRecord, Registry
-from broker.rows import RunningRows, view_of
+from broker.registry import DaemonRecord, Load, Registry
+from broker.rooms import Waiting, WorkerView
+from broker.rows import RunningRows
 from broker.scripts import Registration, Scripts
 from broker.shares import Shares
 from broker.takeover import Takeover
+from broker.waits import Waits
 from broker.wire import WIRE_VERSION, new_id
-from broker.yielding import YieldRules, give_way
+from broker.yielding import Crowd, YieldRules, give_way, places_of
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +57,8 @@ class FormerConfig:
     """How long the former sleeps when nothing wakes it."""
     max_crashes: int = 3
     """Owners that may die with a request before it is given up."""
+    wire: int = WIRE_VERSION
+    """The highest wire version this former reads."""
 
 
 @dataclass(slots=True)
@@ -72,9 +76,9 @@ class Tally:
             self.rows += rows
             self.cohort_sizes[rows] += 1
 
-    def as_json(self) -> str:
+    def as_dict(self) -> dict[str, Any]:
         sizes = {str(size): count for size, count in sorted(self.cohort_sizes.items())}
-        return json.dumps({"cohorts": self.cohorts, "rows": self.rows, "cohort_sizes": sizes})
+        return {"cohorts": self.cohorts, "rows": self.rows, "cohort_sizes": sizes}
 
 
 class Former:
@@ -92,11 +96,14 @@ class Former:
         self._scripts = Scripts(commands)
         self._registry = Registry(commands)
         self._rows = RunningRows(commands)
-        self._line = Line(commands, monotonic=monotonic)
+        self._line = Line(commands, monotonic=monotonic, wire=config.wire)
         self._takeover = Takeover(commands, self._scripts, lease_s=config.lease_s, max_crashes=config.max_crashes)
         self._shares = Shares()
         self._tally = Tally()
+        self._waits = Waits()
         self._connection: Connection | None = None
+        self._may_have_suspects = True
+        """Whether what runs must be read although nothing returned waits: nobody may join a suspect."""
         self._is_working = False
         self._is_registered = False
         self._next_beat_s = float("-inf")
@@ -187,7 +194,8 @@ class Former:
         self._next_beat_s = float("-inf")
 
     async def _beat(self) -> None:
-        news: dict[str, str | int] = {"working": int(self._is_working), "snapshot": self._tally.as_json()}
+        snapshot = {**self._tally.as_dict(), "waits_ms": self._waits.estimates_ms()}
+        news: dict[str, str | int] = {"working": int(self._is_working), "snapshot": json.dumps(snapshot)}
         if self._is_registered and await self._scripts.beat(self.id, news):
             return
         if self._is_registered:
@@ -196,7 +204,7 @@ class Former:
             self.id = new_id("former")
         await check_eviction(self._commands)
         fields: dict[str, str | int | bytes] = {"kind": "former", "host": socket.gethostname()}
-        fields |= {"pid": os.getpid(), "wire": WIRE_VERSION}
+        fields |= {"pid": os.getpid(), "wire": self._config.wire}
         await self._scripts.register(Registration(self.id, fields))
         self._is_registered = True
 
@@ -212,6 +220,7 @@ class Former:
         if was_working != self._is_working:
             logger.info("former %s %s", self.id, "works" if self._is_working else "stands by")
             self._line.clear()
+            self._may_have_suspects = True
 
     async def _form(self, records: Sequence[DaemonRecord]) -> int:
         await self._line.refresh()
@@ -221,7 +230,7 @@ class Former:
         workers = [record for record in records if record.kind == "worker" and record.lane is not None]
         planned = plan(
             self._line.waiting,
-            await self._rows.views(workers, with_rows=self._must_know_rows()),
+            await self._views(workers),
             now_ms=self._line.now_ms,
             config=policy,
             shares=self._shares,
@@ -229,20 +238,35 @@ class Former:
         )
         self._held_until_ms = planned.wake_at_ms
         sent = sum([await self._send(cohort) for cohort in planned.cohorts])
-        await self._make_room()
+        sent += await self._make_room()
+        self._waits.look(self._line.waiting, now_ms=self._line.now_ms)
         return sent
 
-    async def _make_room(self) -> None:
-        """Interactive work that found no row gets those of offline work, which returns to the line."""
+    async def _make_room(self) -> int:
+        """Interactive work that found no row takes the places of offline rows, which their worker pauses meanwhile."""
         unplaced = [each for each in self._line.waiting if not each.is_offline]
         if not unplaced or not (load := await self._registry.load()).requests.get("offline"):
-            return
-        records = await self._registry.workers()
-        views = [view_of(record) for record in records if record.is_accepting and not record.is_dead]
+            return 0
         policy = self._config.policy
         rules = YieldRules(self._line.now_ms, policy.offline_age_ms, policy.min_run_ms, policy.rows_per_key)
-        rows = await self._rows.offline(views)
-        yielded = give_way(unplaced, rows, views, rules=rules, key_rows=load.key_rows)
+        crowds = await self._rows.crowds(await self._registry.workers())
+        planned = plan(
+            unplaced,
+            [places_of(crowd, rules) for crowd in crowds],
+            now_ms=self._line.now_ms,
+            config=policy,
+            shares=self._shares,
+            key_rows=load.key_rows,
+        )
+        sent = sum([await self._send(cohort, over_younger_ms=policy.offline_age_ms) for cohort in planned.cohorts])
+        await self._hand_back(_without(unplaced, planned), [_behind(crowd, planned) for crowd in crowds], rules, load)
+        return sent
+
+    async def _hand_back(
+        self, unplaced: Sequence[Waiting], crowds: Sequence[Crowd], rules: YieldRules, load: Load
+    ) -> None:
+        """Where memory is short, or a worker cannot pause, offline rows return to the line."""
+        yielded = give_way(unplaced, crowds, rules=rules, key_rows=load.key_rows)
         for row in yielded:
             await self._scripts.hand_back(row.worker_id, [row.seat], is_crash=False)
             extra = {"request_id": row.seat.request_id, "worker": row.worker_id, "attempt": row.seat.attempt}
@@ -251,10 +275,15 @@ class Former:
             with translated():  # else workers learn of it only when their step is over
                 await self._commands.publish(keys.CONTROL, "yield")
 
-    def _must_know_rows(self) -> bool:
-        """Reading what runs costs a round trip, and matters only for suspects and for shares."""
+    async def _views(self, workers: Sequence[DaemonRecord]) -> list[WorkerView]:
+        """Workers for the policy. Reading what runs costs a round trip and matters only for suspects and shares."""
         is_shared = self._config.policy.offline_share < 1 and self._line.has_any(keys.WAIT_OFFLINE)
-        return is_shared or self._line.has_any(keys.WAIT_RETURNED)
+        has_returned = self._line.has_any(keys.WAIT_RETURNED)
+        with_rows = is_shared or has_returned or self._may_have_suspects
+        views = await self._rows.views(workers, with_rows=with_rows)
+        if with_rows:
+            self._may_have_suspects = has_returned or any(view.has_suspect for view in views)
+        return views
 
     async def _bury_unreadable(self) -> None:
         for entry in list(self._line.unreadable.values()):
@@ -271,7 +300,7 @@ class Former:
             else:
                 await self._look_into(entry)
 
-    async def _send(self, cohort: Cohort) -> int:
+    async def _send(self, cohort: Cohort, *, over_younger_ms: int | None = None) -> int:
         cohort_id, ids = new_id("cohort"), cohort.request_ids
         sent = await self._scripts.form(
             cohort.worker_id,
@@ -279,10 +308,13 @@ class Former:
             ids,
             rows_per_key=self._config.policy.rows_per_key,
             wire=max(each.ticket.min_wire for each in cohort.waiting),
+            over_younger_ms=over_younger_ms,
         )
         extra = {"cohort_id": cohort_id, "worker": cohort.worker_id}
         logger.debug("cohort %s: %d of %d rows to %s", cohort_id, len(sent), len(ids), cohort.worker_id, extra=extra)
         for each in cohort.waiting:
+            if each.ticket.id in sent:
+                self._waits.give(each)
             if each.ticket.id in sent and not each.is_returned:
                 self._shares.charge(each.ticket.key_id, each.ticket.cost_tokens)
         self._tally.count(len(sent))
@@ -327,6 +359,23 @@ class Former:
         if self._is_registered:
             await self._scripts.retire(self.id)
             self._is_registered = False
+
+
+def _without(unplaced: Sequence[Waiting], planned: Plan) -> list[Waiting]:
+    placed = {each.ordinal for cohort in planned.cohorts for each in cohort.waiting}
+    return [each for each in unplaced if each.ordinal not in placed]
+
+
+def _behind(crowd: Crowd, planned: Plan) -> Crowd:
+    """The worker once it has what was sent to it."""
+    sent = [each for cohort in planned.cohorts if cohort.worker_id == crowd.view.id for each in cohort.waiting]
+    tokens = crowd.view.free_tokens
+    view = replace(
+        crowd.view,
+        free_rows=crowd.view.free_rows - len(sent),
+        free_tokens=None if tokens is None else tokens - sum(each.cost for each in sent),
+    )
+    return replace(crowd, view=view)
 
 
 async def run_former(config: FormerConfig) -> None:

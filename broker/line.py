@@ -68,12 +68,20 @@ class Line:
     """The waiting requests, as far as this former knows."""
 
     def __init__(
-        self, client: Redis, *, monotonic: Callable[[], float], page: int = PAGE, capacity: int = CAPACITY
+        self,
+        client: Redis,
+        *,
+        monotonic: Callable[[], float],
+        page: int = PAGE,
+        capacity: int = CAPACITY,
+        wire: int = WIRE_VERSION,
     ) -> None:
+        """`wire` is the highest version that is read; what needs a newer one is left alone."""
         self._client = client
         self._monotonic = monotonic
         self._page = page
         self._capacity = capacity
+        self._wire = wire
         self.clear()
 
     def clear(self) -> None:
@@ -157,7 +165,7 @@ class Line:
         stream.last_id = entry_id
         stream.entry_keys.add(key)
         try:
-            entry = _read(key, raw)
+            entry = _read(key, raw, self._wire)
         except WireError as error:
             self.unreadable[key] = Unreadable(key, raw, str(error))
             return
@@ -184,10 +192,10 @@ class Line:
         self._forget(unreadable.key)
 
 
-def _read(key: EntryKey, raw: Mapping[bytes, bytes]) -> Entry:
+def _read(key: EntryKey, raw: Mapping[bytes, bytes], wire: int) -> Entry:
     try:
         request_id, deadline_ms = raw[b"id"].decode(), int(raw[b"deadline_ms"])
-        ticket = _ticket(raw[b"ticket"])
+        ticket = _ticket(raw[b"ticket"], wire)
         waiting = None if ticket is None else _waiting(key, raw, ticket)
     except KeyError as error:
         raise WireError(f"a waiting entry lacks the field {error}") from error
@@ -209,7 +217,7 @@ def _waiting(key: EntryKey, raw: Mapping[bytes, bytes], ticket: Ticket) -> Waiti
     )
 
 
-def _ticket(packed: bytes) -> Ticket | None:
+def _ticket(packed: bytes, wire: int) -> Ticket | None:
     """None when it says that only a newer version reads it.
 
     Raises:
@@ -218,10 +226,10 @@ def _ticket(packed: bytes) -> Ticket | None:
     try:
         ticket = decode_ticket(packed)
     except WireError:
-        if _min_wire(packed) > WIRE_VERSION:
+        if _min_wire(packed) > wire:
             return None
         raise
-    return ticket if ticket.min_wire <= WIRE_VERSION else None
+    return ticket if ticket.min_wire <= wire else None
 
 
 def _min_wire(packed: bytes) -> int:

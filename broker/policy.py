@@ -1,7 +1,8 @@
 """The forming policy: which waiting requests go to which worker now. Pure: no Redis, no clock of its own.
 
 A free row stays empty only for the three stated reasons: nothing that waits fits it, the keys of what waits have
-their rows, or it is held for company up to `batch_wait_ms`. (And a suspect never joins another suspect.)
+their rows, or it is held for company up to `batch_wait_ms`. (And nobody joins a suspect: a row is kept for one until
+those beside it have proven themselves, so that whatever a suspect does next is its own doing.)
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def plan(
 
 class _Rank(IntEnum):
     RETURNED = 0
-    """Interactive requests whose stream stopped in the middle: by ordinal alone."""
+    """Interactive requests whose stream stopped in the middle, and suspects: by ordinal alone."""
     AGED = 1
     """Offline requests that waited too long: before interactive ones up to their share, the rest after them."""
     INTERACTIVE = 2
@@ -128,7 +129,8 @@ class _Round:
 
     def _start(self, each: Waiting) -> float:
         # Rows that come back were paid for when they were formed first.
-        return 0.0 if each.is_returned and not each.is_offline else self._shares.start(each.ticket.key_id)
+        is_first = each.is_suspect or (each.is_returned and not each.is_offline)
+        return 0.0 if is_first else self._shares.start(each.ticket.key_id)
 
     def _serve_next(self, line: Iterator[Waiting], *, is_capped: bool) -> Waiting | None:
         for each in line:
@@ -174,6 +176,9 @@ def _lines(
             lines[rank].setdefault(name, []).extend(members)
             continue
         for each in members:
+            if each.is_suspect:
+                lines[_Rank.RETURNED].setdefault("", []).append(each)
+                continue
             rank = _Rank.AGED if each.accepted_ms <= aged_before_ms else _Rank.OFFLINE
             lines[rank].setdefault(key_id, []).append(each)
     for line in (line for by_name in lines.values() for line in by_name.values()):

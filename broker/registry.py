@@ -27,6 +27,9 @@ class DaemonRecord:
     """The record's other text fields: name, host, pid, phase, snapshot and so on."""
     lane: Lane | None = None
     free_rows: int = 0
+    """Below 0 while more rows are here than are decoded: offline ones that gave way, paused."""
+    held_rows: int | None = None
+    """Offline rows that gave way not long ago and are left alone now; None: the worker cannot pause rows."""
     free_tokens: int | None = None
     """Cache slots free; None where rows alone are the bound."""
     is_accepting: bool = False
@@ -34,6 +37,8 @@ class DaemonRecord:
     """Declared dead; its rows are being handed back."""
     progress: int = 0
     active_rows: int = 0
+    paused_rows: int = 0
+    """Offline rows that gave way to interactive ones and wait where they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,18 +134,20 @@ def _record(daemon_id: str, raw: Mapping[bytes, bytes]) -> DaemonRecord | None:
 def _read_record(daemon_id: str, raw: Mapping[bytes, bytes]) -> DaemonRecord:
     lane = decode_lane(raw[b"lane"]) if b"lane" in raw else None
     text = {name.decode(): value.decode("utf-8", "replace") for name, value in raw.items() if name != b"lane"}
-    free_tokens = text.pop("free_tokens", None)
+    free_tokens, held = text.pop("free_tokens", None), text.pop("held", None)
     return DaemonRecord(
         id=daemon_id,
         kind=text.pop("kind", ""),
         beat=int(text.pop("beat", 0)),
         lane=lane,
         free_rows=int(text.pop("free", 0)),
+        held_rows=None if held is None else int(held),
         free_tokens=None if free_tokens is None else int(free_tokens),
         is_accepting=text.pop("accepting", "0") == "1",
         is_dead=text.pop("dead", "0") == "1",
         progress=int(text.pop("progress", 0)),
         active_rows=int(text.pop("active", 0)),
+        paused_rows=int(text.pop("paused", 0)),
         fields=text,
     )
 

@@ -16,7 +16,8 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from broker import tasks
-from broker.errors import WireError
+from broker.connection import translated
+from broker.errors import BrokerError, WireError
 from broker.wire import Event, decode_events
 
 logger = logging.getLogger(__name__)
@@ -133,8 +134,9 @@ class ReplyHub:
         delay_s = RECONNECT_MIN_S
         while True:
             try:
-                await self._listen()
-            except (RedisError, OSError) as error:
+                with translated():
+                    await self._listen()
+            except (BrokerError, RedisError) as error:
                 if self._confirmed.is_set():
                     logger.warning("the reply subscription broke: %s", error)
                     delay_s = RECONNECT_MIN_S

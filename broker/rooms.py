@@ -39,7 +39,7 @@ class Waiting:
 
     @property
     def is_suspect(self) -> bool:
-        """An owner died with it; a worker runs one such request at a time."""
+        """An owner died with it. Until it has proven itself again, nobody joins it, so that a crash is its own."""
         return self.crashes > 0
 
 
@@ -53,6 +53,8 @@ class WorkerView:
     free_tokens: int | None = None
     offline_rows: int = 0
     has_suspect: bool = False
+    unproven_rows: int = 0
+    """Rows that may yet turn out to be what kills the worker."""
 
 
 @dataclass(slots=True)
@@ -64,12 +66,20 @@ class Room:
     free_tokens: int
     offline_left: int
     has_suspect: bool
+    unproven_rows: int = 0
+    is_held: bool = False
+    """Kept for a suspect until the rows here have proven themselves."""
     taken: list[Waiting] = field(default_factory=list)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a request that is no suspect may join."""
+        return self.free_rows > 0 and not self.has_suspect and not self.is_held
 
     @property
     def largest(self) -> int:
         """Most tokens that one more request may cost."""
-        return min(self.view.lane.max_context_tokens, self.free_tokens) if self.free_rows else 0
+        return min(self.view.lane.max_context_tokens, self.free_tokens) if self.is_open else 0
 
     @property
     def fullness(self) -> float:
@@ -78,9 +88,14 @@ class Room:
     def takes(self, each: Waiting, *, is_capped: bool = False) -> bool:
         if is_capped and self.offline_left <= 0:
             return False
-        if each.cost > self.largest or each.ticket.min_wire > self.view.lane.wire:
-            return False
-        return not (each.is_suspect and self.has_suspect)
+        if each.is_suspect:
+            return self.could_take(each) and not self.unproven_rows
+        return each.cost <= self.largest and each.ticket.min_wire <= self.view.lane.wire
+
+    def could_take(self, each: Waiting) -> bool:
+        """Whether a suspect could come here, once every row has proven itself."""
+        has_place = self.free_rows > 0 and not self.has_suspect and each.ticket.min_wire <= self.view.lane.wire
+        return has_place and each.cost <= min(self.view.lane.max_context_tokens, self.free_tokens)
 
     def take(self, each: Waiting) -> None:
         self.taken.append(each)
@@ -88,6 +103,7 @@ class Room:
         self.free_tokens -= each.cost
         self.offline_left -= each.is_offline
         self.has_suspect |= each.is_suspect
+        self.unproven_rows += 1
 
 
 @dataclass(slots=True)
@@ -106,7 +122,7 @@ class Pool:
 
     def find(self, each: Waiting, *, is_capped: bool) -> Room | None:
         """The emptiest worker that takes it; while longer ones wait, the one with the least context goes first."""
-        if each.cost > self.largest:
+        if each.cost > self.largest and not each.is_suspect:
             return None
         fitting = [room for room in self.rooms if room.free_rows and room.takes(each, is_capped=is_capped)]
         if len(fitting) < 2:
@@ -119,17 +135,26 @@ class Pool:
         room = self.find(each, is_capped=is_capped)
         if room is None:
             self.has_refused = True
+            if each.is_suspect:
+                self._hold(each)
             return False
         room.take(each)
         self.largest = max(room.largest for room in self.rooms)
         return True
+
+    def _hold(self, each: Waiting) -> None:
+        """Let nobody new join where a suspect will soonest find proven rows only; one worker at a time."""
+        able = [room for room in self.rooms if room.could_take(each)]
+        if able and not any(room.is_held for room in self.rooms):
+            min(able, key=lambda room: room.unproven_rows).is_held = True
+            self.largest = max(room.largest for room in self.rooms)
 
     def deal_by_length(self) -> None:
         """Give like lengths to the same worker, each worker keeping its number of rows.
 
         Left alone when a row is empty though something was refused: dealing anew might have made room for it.
         """
-        filled = [room for room in self.rooms if room.taken]
+        filled = [room for room in self.rooms if room.taken and not room.has_suspect and not room.is_held]
         has_idle = any(room.free_rows for room in self.rooms)
         if len(filled) < 2 or (self.has_refused and has_idle):
             return
@@ -139,7 +164,7 @@ class Pool:
         fresh = [_deal(room, hand) for room, hand in zip(filled, hands, strict=True)]
         dealt = [room for room in fresh if room is not None]
         if len(dealt) == len(filled):
-            self.rooms = [room for room in self.rooms if not room.taken] + dealt
+            self.rooms = [room for room in self.rooms if room not in filled] + dealt
 
 
 def _deal(room: Room, hand: Sequence[Waiting]) -> Room | None:
@@ -155,4 +180,4 @@ def _deal(room: Room, hand: Sequence[Waiting]) -> Room | None:
 def open_room(view: WorkerView, *, offline_left: int) -> Room:
     """All the room that a worker has."""
     free_tokens = view.lane.max_context_tokens * view.free_rows if view.free_tokens is None else view.free_tokens
-    return Room(view, view.free_rows, free_tokens, offline_left, view.has_suspect)
+    return Room(view, view.free_rows, free_tokens, offline_left, view.has_suspect, view.unproven_rows)

@@ -12,7 +12,10 @@ from broker.connection import translated
 from broker.registry import DaemonRecord
 from broker.rooms import WorkerView
 from broker.wire import Seat
-from broker.yielding import OfflineRow
+from broker.yielding import Crowd, OfflineRow
+
+PROVEN_BY = 8
+"""Tokens after which a row that nobody handed back is thought harmless; HAND_BACK has the same number."""
 
 
 class RunningRow(NamedTuple):
@@ -22,6 +25,45 @@ class RunningRow(NamedTuple):
     is_offline: bool
     is_suspect: bool
     """Its last owner died, and it has not committed enough since to be cleared."""
+    is_unproven: bool
+    """It has not committed enough under this owner to be thought harmless."""
+
+
+_CROWD_FIELDS = ("priority", "cost", "accepted_ms", "formed_ms", "suspect_below", "unproven_below")
+
+
+class _CrowdState(NamedTuple):
+    seat: Seat
+    priority: bytes | None
+    cost: bytes | None
+    accepted_ms: bytes | None
+    formed_ms: bytes | None
+    suspect_below: bytes | None
+    unproven_below: bytes | None
+    log_bytes: int
+
+    @property
+    def running(self) -> RunningRow:
+        return RunningRow(
+            self.seat.request_id,
+            is_offline=self.priority == b"offline",
+            is_suspect=self.committed < int(self.suspect_below or 0),
+            is_unproven=self.committed < int(self.unproven_below or PROVEN_BY),
+        )
+
+    @property
+    def committed(self) -> int:
+        return self.log_bytes // 4
+
+    def offline_on(self, worker_id: str) -> OfflineRow:
+        return OfflineRow(
+            worker_id,
+            self.seat,
+            cost=int(self.cost or 0),
+            committed=self.committed,
+            accepted_ms=int(self.accepted_ms or 0),
+            formed_ms=int(self.formed_ms or 0),
+        )
 
 
 class RunningRows:
@@ -30,41 +72,36 @@ class RunningRows:
     def __init__(self, client: Redis) -> None:
         self._client = client
 
-    async def suspects(self, seats: Sequence[Seat]) -> frozenset[str]:
-        """The request ids of those that are suspects."""
+    async def blamed(self, seats: Sequence[Seat]) -> frozenset[str]:
+        """The request ids against which the death of their owner counts: if there are suspects, those alone."""
         rows = await self._read([seat.request_id for seat in seats])
-        return frozenset(row.request_id for row in rows if row.is_suspect)
+        suspects = frozenset(row.request_id for row in rows if row.is_suspect)
+        return suspects or frozenset(row.request_id for row in rows)
 
     async def views(self, workers: Sequence[DaemonRecord], *, with_rows: bool) -> list[WorkerView]:
-        """Workers as the policy sees them, those alone that take work; what runs on them only where asked for."""
-        usable = [record for record in workers if record.is_accepting and not record.is_dead and record.free_rows > 0]
+        """Workers that take work as the policy sees them, full ones too; what runs on them only where asked for."""
+        usable = [record for record in workers if record.is_accepting and not record.is_dead]
         running = await self._running(usable) if with_rows else [[] for _ in usable]
         return [view_of(record, rows) for record, rows in zip(usable, running, strict=True)]
 
-    async def offline(self, workers: Sequence[WorkerView]) -> list[OfflineRow]:
-        """The offline rows that run on these workers."""
+    async def crowds(self, workers: Sequence[DaemonRecord]) -> list[Crowd]:
+        """Workers that take work, full ones too, with the offline rows that run on them."""
+        usable = [record for record in workers if record.is_accepting and not record.is_dead]
         with translated():
             pipe = self._client.pipeline(transaction=False)
-            for view in workers:
-                pipe.hgetall(keys.rows(view.id))
-            found = await pipe.execute() if workers else []
-            seats = [
-                (view.id, Seat(request_id.decode(), int(attempt)))
-                for view, rows in zip(workers, found, strict=True)
-                for request_id, attempt in rows.items()
-            ]
+            for record in usable:
+                pipe.hgetall(keys.rows(record.id))
+            found = await pipe.execute() if usable else []
+            seats = [[Seat(name.decode(), int(attempt)) for name, attempt in rows.items()] for rows in found]
             pipe = self._client.pipeline(transaction=False)
-            for _, seat in seats:
-                pipe.hmget(keys.state(seat.request_id), "priority", "cost", "accepted_ms", "formed_ms")
+            for seat in (seat for of_worker in seats for seat in of_worker):
+                pipe.hmget(keys.state(seat.request_id), *_CROWD_FIELDS)
                 pipe.strlen(keys.log(seat.request_id))
-            replies = await pipe.execute() if seats else []
-        return [
-            OfflineRow(worker_id, seat, int(cost), log_bytes // 4, int(accepted_ms), int(formed_ms or 0))
-            for (worker_id, seat), (priority, cost, accepted_ms, formed_ms), log_bytes in zip(
-                seats, replies[::2], replies[1::2], strict=True
-            )
-            if priority == b"offline"
+            replies = iter(await pipe.execute() if any(seats) else [])
+        states = [
+            [_CrowdState._make([seat, *next(replies), next(replies)]) for seat in of_worker] for of_worker in seats
         ]
+        return [_crowd(record, of_worker) for record, of_worker in zip(usable, states, strict=True)]
 
     async def _running(self, workers: Sequence[DaemonRecord]) -> list[list[RunningRow]]:
         with translated():
@@ -81,14 +118,25 @@ class RunningRows:
         with translated():
             pipe = self._client.pipeline(transaction=False)
             for request_id in request_ids:
-                pipe.hmget(keys.state(request_id), "priority", "suspect_below")
+                pipe.hmget(keys.state(request_id), "priority", "suspect_below", "unproven_below")
                 pipe.strlen(keys.log(request_id))
             replies = await pipe.execute()
         rows = zip(request_ids, replies[::2], replies[1::2], strict=True)
         return [
-            RunningRow(request_id, priority == b"offline", log_bytes // 4 < int(suspect_below or 0))
-            for request_id, (priority, suspect_below), log_bytes in rows
+            RunningRow(
+                request_id,
+                is_offline=priority == b"offline",
+                is_suspect=log_bytes // 4 < int(suspect_below or 0),
+                is_unproven=log_bytes // 4 < int(unproven_below or PROVEN_BY),
+            )
+            for request_id, (priority, suspect_below, unproven_below), log_bytes in rows
         ]
+
+
+def _crowd(record: DaemonRecord, states: Sequence[_CrowdState]) -> Crowd:
+    rows = [state.running for state in states]
+    offline = [state.offline_on(record.id) for state, row in zip(states, rows, strict=True) if row.is_offline]
+    return Crowd(view_of(record, rows), tuple(offline), record.held_rows)
 
 
 def view_of(record: DaemonRecord, rows: Sequence[RunningRow] = ()) -> WorkerView:
@@ -101,4 +149,5 @@ def view_of(record: DaemonRecord, rows: Sequence[RunningRow] = ()) -> WorkerView
         free_tokens=record.free_tokens,
         offline_rows=sum(row.is_offline for row in rows),
         has_suspect=any(row.is_suspect for row in rows),
+        unproven_rows=sum(row.is_unproven for row in rows),
     )

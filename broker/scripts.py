@@ -171,15 +171,26 @@ class Scripts:
         return _accepted(reply, request.id)
 
     async def form(
-        self, worker_id: str, cohort_id: str, request_ids: Sequence[str], *, rows_per_key: int = 0, wire: int = 1
+        self,
+        worker_id: str,
+        cohort_id: str,
+        request_ids: Sequence[str],
+        *,
+        rows_per_key: int = 0,
+        wire: int = 1,
+        over_younger_ms: int | None = None,
     ) -> list[str]:
-        """FORM; returns the ids that were sent."""
+        """FORM; returns the ids that were sent.
+
+        Args:
+            over_younger_ms: let interactive requests take the places of offline rows accepted less long ago.
+        """
         reply = await self._run(
             "form",
             [keys.daemon(worker_id), keys.jobs(worker_id), keys.rows(worker_id), keys.KEY_ROWS]
             + [keys.WAIT_INTERACTIVE, keys.WAIT_OFFLINE, keys.WAIT_RETURNED]
             + [keys.state(request_id) for request_id in request_ids],
-            [worker_id, cohort_id, rows_per_key, wire, *request_ids],
+            [worker_id, cohort_id, rows_per_key, wire, _optional(over_younger_ms), *request_ids],
         )
         return [request_id.decode() for request_id in reply]
 

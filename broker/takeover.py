@@ -73,9 +73,7 @@ class Takeover:
             logger.info("nobody hears request %s any more: %s", request_id, outcome, extra=extra)
 
     async def _hand_back(self, worker_id: str, seats: Sequence[Seat]) -> None:
-        """If there were suspects among the rows, the crash counts against them alone."""
-        suspects = await self._rows.suspects(seats)
-        blamed = suspects or frozenset(seat.request_id for seat in seats)
+        blamed = await self._rows.blamed(seats)
         for is_crash in (True, False):
             part = [seat for seat in seats if (seat.request_id in blamed) == is_crash]
             if part:

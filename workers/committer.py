@@ -13,8 +13,11 @@ from typing import Protocol
 
 from broker.errors import BrokerUnavailableError
 from broker.scripts import Scripts
+from broker.wire import Seat
 from mtplx_core.engine import Row, StepResult
+from workers.cohorts import CohortLedger
 from workers.live_row import LiveRow
+from workers.places import PlaceRules, arrange, count_held
 from workers.row_table import Batch, RowTable
 
 logger = logging.getLogger(__name__)
@@ -31,6 +34,10 @@ class Decoder(Protocol):
 
     def discard(self, row_id: str) -> None: ...
 
+    def pause(self, row_id: str) -> None: ...
+
+    def resume(self, row_id: str) -> None: ...
+
     def acknowledge(self, steps: int) -> None: ...
 
 
@@ -38,13 +45,16 @@ class Committer:
     """Owns the rows of one worker. `step` must not run twice at once."""
 
     def __init__(self, scripts: Scripts, *, clock: Callable[[], float]) -> None:
-        self.rows = RowTable()
+        self.cohorts = CohortLedger()
+        self.rows = RowTable(self.cohorts.leave)
         self.tokens_committed = 0
         self.commits = 0
         self._scripts = scripts
         self._clock = clock
         self._decoder: Decoder | None = None
-        self._width = 0
+        self._rules = PlaceRules()
+        self._returned: list[Seat] = []
+        """Rows that gave way without memory to be paused in, to be handed back."""
         self._worker_id = ""
         self._steps = 0
         """Steps taken in and not yet acknowledged."""
@@ -52,21 +62,30 @@ class Committer:
         self._emptied = asyncio.Event()
         self._emptied.set()
 
-    def begin(self, worker_id: str, decoder: Decoder, *, width: int) -> None:
-        """Commit for this worker id from now on, and keep at most `width` rows in the engine."""
-        self._worker_id, self._decoder, self._width = worker_id, decoder, width
+    @property
+    def held(self) -> int:
+        """Offline rows that gave way not long ago and do not again for a while."""
+        return count_held(self.rows, self._rules, now_s=self._clock())
+
+    def begin(self, worker_id: str, decoder: Decoder, rules: PlaceRules) -> None:
+        """Commit for this worker id from now on, and give out the engine's places by these rules."""
+        self._worker_id, self._decoder, self._rules = worker_id, decoder, rules
 
     def seat(self, row: LiveRow) -> None:
         """Take a row; the engine gets it as soon as it has a place."""
+        row.seated_s = self._clock()
+        if row.is_offline and row.seat.attempt > 1:
+            row.back_since_s = row.seated_s
         self.rows.add(row)
         self._emptied.clear()
         if not row.is_running:
             self._wanted.set()
         self._fill()
 
-    def drop_all(self) -> None:
-        """Forget every row: they belong to another worker now, or are handed back."""
-        self._discard(self.rows.clear())
+    def drop_all(self, how: str) -> None:
+        """Forget every row: they belong to another worker now, or are handed back; `how` goes on record."""
+        self._returned.clear()
+        self._discard(self.rows.clear(how))
         self._note_emptiness()
 
     def wake(self) -> None:
@@ -109,6 +128,7 @@ class Committer:
         if self._decoder is not None:
             self._decoder.acknowledge(steps)
         await self._finish()
+        await self._hand_back()
 
     async def _commit(self) -> None:
         """Until nothing is refused: a refusal writes nothing, takes its row out or back, and the rest goes again."""
@@ -137,6 +157,17 @@ class Committer:
             if isinstance(result, BaseException):
                 raise result
 
+    async def _hand_back(self) -> None:
+        seats = list(self._returned)
+        if not seats:
+            return
+        try:
+            await self._scripts.hand_back(self._worker_id, seats, is_crash=False)
+        except BrokerUnavailableError:
+            self._wanted.set()
+            raise
+        self._returned = [seat for seat in self._returned if seat not in seats]
+
     def _discard(self, rows: Iterable[LiveRow]) -> None:
         for row in rows:
             if row.is_submitted and self._decoder is not None:
@@ -144,10 +175,23 @@ class Committer:
         self._fill()
 
     def _fill(self) -> None:
-        """Give the engine the rows that wait for a place. Its queue keeps order, so discards come first."""
+        """Give out the engine's places. Its queue keeps order, so what makes room comes first."""
         if self._decoder is None:
             return
-        for row in self.rows.waiting(self._width - self.rows.decoding):
+        now_s = self._clock()
+        moves = arrange(self.rows, self._rules, now_s=now_s)
+        for row in moves.paused:
+            row.is_paused = True
+            self._decoder.pause(row.id)
+        for row in moves.returned:
+            self.rows.remove(row, "handed_back")
+            self._decoder.discard(row.id)
+            self._returned.append(row.seat)
+            self._wanted.set()
+        for row in moves.resumed:
+            row.is_paused, row.back_since_s = False, now_s
+            self._decoder.resume(row.id)
+        for row in moves.admitted:
             row.is_submitted = True
             self._decoder.submit(row.engine_row())
 

@@ -24,6 +24,8 @@ class ScriptConfig:
     """Position at which every completion ends by itself; None: never."""
     crash_text: str = ""
     """A prompt that holds this text kills the worker at its first token; empty: none does."""
+    dead_text: str = ""
+    """A prompt that holds this text makes the engine's step raise at its first token; empty: none does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,8 @@ class WorkerConfig:
     """Model folder or hub id; None: the fetched default in `cache_dir`."""
     cache_dir: Path | None = None
     """Where fetched models and weight hashes are kept."""
-    mode: SchedulerMode = SchedulerMode.AR_BATCH
+    mode: SchedulerMode | None = None
+    """None: `mtp_batch` where the model allows it, else `ar_batch`."""
     profile: Profile = Profile.BALANCED
     decode_batch_max: int = 8
     max_context_tokens: int = 2048
@@ -50,7 +53,11 @@ class WorkerConfig:
     token_budget: int = 0
     """Cache slots of all rows together; 0: derived from `memory_bytes`."""
     memory_bytes: int = 0
-    """Memory that caches may take; 0: rows alone are the bound."""
+    """Memory that caches may take; 0: what this machine has left for them."""
+    offline_age_ms: int = 600_000
+    """Offline rows accepted longer ago give way to nobody."""
+    min_run_ms: int = 5000
+    """How long an offline row that gave way to interactive work runs undisturbed once it is back."""
     grace_s: float = 30.0
     """How long running rows may go on after SIGTERM before they are handed back."""
     lease_s: float = 5.0

@@ -29,9 +29,10 @@ from workers.control import ControlListener
 from workers.crew import Crew, persist
 from workers.errors import EngineFailedError
 from workers.jobs import JobReader, Tongue
-from workers.lane import LaneSource, card_of, lane_of, token_budget_of, tongue_of
-from workers.membership import Membership, Offer, Phase
+from workers.lane import LaneSource, card_of, lane_of, memory_of, place_rules_of, settled, token_budget_of, tongue_of
+from workers.membership import Membership, Offer, Phase, Vitals
 from workers.mlx_lane import MlxLane
+from workers.places import PlaceRules
 from workers.scripted_lane import ScriptedLane
 from workers.service import Service
 from workers.stall import StallWatch
@@ -78,7 +79,9 @@ class Worker:
         self._control = ControlListener(links.blocking, self.committer.wake)
         self._stall = StallWatch(config.stall_s, late_s=3 * config.beat_every_s, clock=links.clock)
         self._tongue = Tongue(None, frozenset())
-        self._width = 0
+        self._rules: PlaceRules | None = None
+        self._memory: Mapping[str, int] = {}
+        self._mtp_refusal = ""
         self._counters: Mapping[str, Any] = {}
         self._reading: asyncio.Task[Mapping[str, Any]] | None = None
         self._crew = Crew()
@@ -129,18 +132,23 @@ class Worker:
 
     async def load(self) -> None:
         """Load the model and accept jobs."""
-        config = self.config
         model = await self.service.call(self._source.describe)
+        if self.config.mode is None and model.mtp_refusal:
+            logger.warning("%s runs on ar_batch: %s", model.name, model.mtp_refusal, extra=self._where)
+            self._mtp_refusal = model.mtp_refusal
+        self.config = config = settled(self.config, model)
         context = min(model.max_context_tokens, config.max_context_tokens)
         geometry = replace(config.geometry, max_context_tokens=context)
         card = card_of(model, geometry, created_s=int(time.time()))
         offer = Offer(lane_of(model, geometry, config, token_budget=config.token_budget), card, model.tokenizer_files)
         await persist(lambda: self.membership.advertise(offer))
         engine = await self.service.use(self._source.build)
+        config = replace(config, memory_bytes=config.memory_bytes or self._source.memory_bytes)
+        self._memory = memory_of(engine, config)
         self._tongue = await self.service.call(lambda: tongue_of(model))
         geometry, budget = engine.geometry, token_budget_of(engine, config)
-        self._width = geometry.decode_batch_max
-        self.committer.begin(self.membership.id, self.service, width=self._width)
+        self._rules = place_rules_of(engine, config)
+        self.committer.begin(self.membership.id, self.service, self._rules)
         lane = lane_of(model, geometry, config, token_budget=budget)
         self.membership.phase = Phase.SERVING
         offer = Offer(lane, card_of(model, geometry, created_s=card.created_s), model.tokenizer_files)
@@ -153,8 +161,10 @@ class Worker:
         for entry in await self._reader.read(worker_id, block_ms=block_ms):
             seats = await self._reader.seats(worker_id, entry)
             fresh = [seat for seat in seats if not self.committer.rows.has_seat(*seat)]
-            for row in await self._reader.load(worker_id, fresh, self._tongue):
-                if worker_id == self.membership.id:
+            rows = await self._reader.load(worker_id, fresh, self._tongue)
+            if worker_id == self.membership.id:
+                self.committer.cohorts.open(entry.cohort, rows)
+                for row in rows:
                     self.committer.seat(row)
             await self._reader.delete(worker_id, entry)
 
@@ -165,9 +175,10 @@ class Worker:
             StalledError: a step has not returned for too long.
         """
         self._stall.check(self.service, active=self.committer.rows.decoding)
-        if not await self.membership.beat(
-            progress=self.service.progress, active=len(self.committer.rows), snapshot=self._snapshot()
-        ):
+        rows = self.committer.rows
+        paused, held = rows.paused, self.committer.held
+        vitals = Vitals(self.service.progress, active=len(rows) - paused, paused=paused, held=held)
+        if not await self.membership.beat(vitals, snapshot=self._snapshot()):
             await self._start_over()
         elif self.membership.phase is Phase.SERVING:
             await self.hand_back_strays(has_reader=True)
@@ -192,7 +203,7 @@ class Worker:
         ended, grace_s = self.committer.wait_until_empty(), self.config.grace_s
         if not await self._crew.first(ended, self._hurrying.wait(), timeout_s=grace_s):
             logger.warning("%d rows did not end in time", len(self.committer.rows), extra=self._where)
-        self.committer.drop_all()
+        self.committer.drop_all("handed_back")
         await self._say_goodbye(is_crash=False)
 
     @property
@@ -213,11 +224,11 @@ class Worker:
 
     async def _start_over(self) -> None:
         logger.warning("declared dead: every row is dropped", extra=self._where)
-        self.committer.drop_all()
+        self.committer.drop_all("lost")
         if self.membership.phase is not Phase.DRAINING:
             await self.membership.join()
-            if self._width:
-                self.committer.begin(self.membership.id, self.service, width=self._width)
+            if self._rules is not None:
+                self.committer.begin(self.membership.id, self.service, self._rules)
 
     async def _say_goodbye(self, *, is_crash: bool) -> None:
         """Hand back what Redis believes to be here; after a crash first commit and finish what is whole."""
@@ -237,8 +248,16 @@ class Worker:
             self._counters = reading.result()
         if reading is None or reading.done():
             self._reading = asyncio.create_task(self.service.snapshot(), name="worker-snapshot")
-        committed = {"commits": self.committer.commits, "tokens_committed": self.committer.tokens_committed}
-        return {**self._counters, **committed}
+        committer = self.committer
+        return {
+            **self._counters,
+            "commits": committer.commits,
+            "tokens_committed": committer.tokens_committed,
+            "paused_rows": committer.rows.paused,
+            "cohorts": committer.cohorts.snapshot(),
+            "memory": self._memory,
+            **({"mtp_batch_refused": self._mtp_refusal} if self._mtp_refusal else {}),
+        }
 
     async def _beat_in_time(self) -> None:
         await asyncio.sleep(self.config.beat_every_s)
@@ -251,6 +270,7 @@ class Worker:
     async def close(self) -> None:
         """End every task and the engine's thread, whatever they are at."""
         await self._crew.dismiss_all()
+        self.committer.rows.clear("crashed")  # after a drain nothing is left
         await self._control.close()
         if self._reading is not None:
             await tasks.end(self._reading)

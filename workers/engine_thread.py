@@ -87,6 +87,12 @@ class EngineThread:
     def discard(self, row_id: str) -> None:
         self._commands.put(partial(self._discard, row_id))
 
+    def pause(self, row_id: str) -> None:
+        self._commands.put(partial(self._pause, row_id))
+
+    def resume(self, row_id: str) -> None:
+        self._commands.put(partial(self._resume, row_id))
+
     def acknowledge(self, steps: int) -> None:
         """Say that so many steps are committed, so that as many more may be taken."""
         self._commands.put(partial(self._acknowledge, steps))
@@ -159,6 +165,18 @@ class EngineThread:
     def _discard(self, row_id: str) -> None:
         if self._engine is not None:
             self._engine.discard(row_id)
+
+    def _pause(self, row_id: str) -> None:
+        if self._engine is not None:
+            self._engine.pause(row_id)
+
+    def _resume(self, row_id: str) -> None:
+        if self._engine is None:
+            return
+        try:
+            self._engine.resume(row_id)
+        except RowRejectedError as error:
+            self._tell(Rejected(row_id, str(error)))
 
     def _acknowledge(self, steps: int) -> None:
         self._unacknowledged -= steps

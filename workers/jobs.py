@@ -36,7 +36,9 @@ logger = logging.getLogger(__name__)
 
 HALF_OPEN_S = 5.0
 """How much longer than its BLOCK a read may take before its connection is given up."""
-_STATE_FIELDS = ("status", "owner", "attempt", "cancel", "body", "seed", "reply")
+_STATE_FIELDS = (
+    "status", "owner", "attempt", "cancel", "body", "seed", "reply", "priority", "accepted_ms", "formed_ms",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,11 @@ class Entry(NamedTuple):
 
     id: str
     fields: Mapping[bytes, bytes]
+
+    @property
+    def cohort(self) -> str:
+        """Which cohort it is; its own id where none is named."""
+        return self.fields.get(b"cohort", b"").decode(errors="replace") or self.id
 
 
 class JobReader:
@@ -123,6 +130,14 @@ class _State(NamedTuple):
     body: bytes | None
     seed: bytes | None
     reply: bytes | None
+    priority: bytes | None
+    accepted_ms: bytes | None
+    formed_ms: bytes | None
+
+    @property
+    def age_s(self) -> float:
+        """How long it had waited when it was formed, by Redis' clock."""
+        return (int(self.formed_ms or 0) - int(self.accepted_ms or 0)) / 1000
 
     def is_owned_by(self, worker_id: str, seat: Seat) -> bool:
         owner = (self.status, self.owner, self.attempt)
@@ -153,6 +168,8 @@ def _row(seat: Seat, state: _State, log: bytes, scores: Sequence[bytes], tongue:
         seed=_seed(state.seed),
         reply=(state.reply or b"").decode(),
         text=tongue.follow(request),
+        is_offline=state.priority == b"offline",
+        age_s=state.age_s,
     )
     row.resume(log, [decode_logprob(score) for score in scores])
     if state.cancel is not None and row.is_running:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from broker.errors import WireError
@@ -17,6 +17,7 @@ from broker.wire import Lane, ModelCard
 from mtplx_core.engine import Engine, Geometry, SchedulerMode
 from workers.config import WorkerConfig
 from workers.jobs import Tongue
+from workers.places import PlaceRules
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ class ServedModel:
     """Longest sequence it was made for."""
     eos_token_ids: frozenset[int]
     tokenizer_files: Mapping[str, bytes]
+    mtp_refusal: str = ""
+    """Why the mode `mtp_batch` cannot run it; empty where it can."""
 
     @property
     def tokenizer(self) -> str:
@@ -50,6 +53,10 @@ class ServedModel:
 class LaneSource(Protocol):
     """Where a lane's model and engine come from."""
 
+    @property
+    def memory_bytes(self) -> int:
+        """What the caches of all rows may take, known once the engine is built; 0: no bound."""
+
     def describe(self) -> ServedModel:
         """Find the model and read what there is to know of it."""
 
@@ -60,13 +67,21 @@ class LaneSource(Protocol):
         """Let go of everything; nothing runs on the thread afterwards."""
 
 
+def settled(config: WorkerConfig, model: ServedModel) -> WorkerConfig:
+    """The config with a mode: the one asked for, or else the best that the model allows."""
+    if config.mode is not None:
+        return config
+    drafts = not model.mtp_refusal and config.engine == "mlx"
+    return replace(config, mode=SchedulerMode.MTP_BATCH if drafts else SchedulerMode.AR_BATCH)
+
+
 def lane_of(model: ServedModel, geometry: Geometry, config: WorkerConfig, *, token_budget: int) -> Lane:
     """The lane's advertisement."""
     return Lane(
         model=model.identity,
         profile=config.profile,
         route=route_of(model.family, geometry, config),
-        mode=config.mode,
+        mode=_mode(config),
         decode_batch_max=geometry.decode_batch_max,
         max_context_tokens=geometry.max_context_tokens,
         depth=geometry.depth,
@@ -76,8 +91,9 @@ def lane_of(model: ServedModel, geometry: Geometry, config: WorkerConfig, *, tok
 
 def route_of(family: str, geometry: Geometry, config: WorkerConfig) -> str:
     """Engine and shape in one word, such as `llama_ar_batch_b8_t1`."""
-    engine = "scripted" if config.engine == "scripted" else config.mode.value
-    depth = geometry.depth if config.mode is SchedulerMode.MTP_BATCH else 0
+    mode = _mode(config)
+    engine = "scripted" if config.engine == "scripted" else mode.value
+    depth = geometry.depth if mode is SchedulerMode.MTP_BATCH else 0
     return f"{family}_{engine}_b{geometry.decode_batch_max}_t{depth + 1}"
 
 
@@ -109,6 +125,40 @@ def token_budget_of(engine: Engine, config: WorkerConfig) -> int:
     if not config.memory_bytes or row_bytes * geometry.decode_batch_max <= config.memory_bytes:
         return 0
     return min(slots, config.memory_bytes * geometry.max_context_tokens // row_bytes)
+
+
+def place_rules_of(engine: Engine, config: WorkerConfig) -> PlaceRules:
+    """Who gives way on this engine. Where rows are the bound, paused ones may have the memory that is left."""
+    geometry = engine.geometry
+    paused_tokens = None
+    if config.memory_bytes and not token_budget_of(engine, config):
+        row_bytes = engine.row_bytes(geometry.max_context_tokens)
+        left = config.memory_bytes - row_bytes * geometry.decode_batch_max
+        paused_tokens = left * geometry.max_context_tokens // row_bytes
+    return PlaceRules(
+        width=geometry.decode_batch_max,
+        offline_age_s=config.offline_age_ms / 1000,
+        min_run_s=config.min_run_ms / 1000,
+        paused_tokens=paused_tokens,
+    )
+
+
+def memory_of(engine: Engine, config: WorkerConfig) -> dict[str, int]:
+    """What the memory of this machine comes to, for the heartbeat: rows carried may be fewer than rows asked for."""
+    if not config.memory_bytes:
+        return {}
+    geometry = engine.geometry
+    return {
+        "limit_bytes": config.memory_bytes,
+        "row_bytes": engine.row_bytes(geometry.max_context_tokens),
+        "rows_asked": config.geometry.decode_batch_max,
+        "rows_carried": geometry.decode_batch_max,
+    }
+
+
+def _mode(config: WorkerConfig) -> SchedulerMode:
+    assert config.mode is not None, "settle the config first"
+    return config.mode
 
 
 def _table(model: ServedModel) -> ByteTable | None:

@@ -44,6 +44,15 @@ class LiveRow:
     reply: str
     """Reply channel of the listener; empty when nobody listens."""
     text: RowText
+    is_offline: bool = False
+    age_s: float = 0.0
+    """How long ago it was accepted when it was sent here."""
+    cohort: str = ""
+    """The cohort it came with."""
+    resumed: int = 0
+    """Tokens that earlier attempts had committed."""
+    stats: RowStats = RowStats()
+    """What it went through here so far."""
     packed: bytearray = field(default_factory=bytearray)
     """All tokens of the completion, as in the log."""
     logprobs: list[Logprob] = field(default_factory=list)
@@ -54,6 +63,12 @@ class LiveRow:
     """How the row ends, once that is known; kept as it is, since FINISH may be sent again."""
     is_submitted: bool = False
     """Whether the engine has it."""
+    is_paused: bool = False
+    """Whether the engine has it and does not decode it."""
+    seated_s: float = 0.0
+    """When it came here."""
+    back_since_s: float | None = None
+    """When it went on after it had given way to interactive work; None: it never did."""
     progress: PrefillProgress | None = None
     """What the listener has not heard of yet."""
     progress_told_s: float | None = None
@@ -75,16 +90,32 @@ class LiveRow:
     def is_running(self) -> bool:
         return self.finish is None
 
+    @property
+    def is_decoding(self) -> bool:
+        """Whether it takes a place in the engine."""
+        return self.is_running and self.is_submitted and not self.is_paused
+
+    @property
+    def committed_here(self) -> int:
+        """Tokens of this attempt that are in the log."""
+        return self.committed - self.resumed
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens whose keys and values the engine keeps, at most."""
+        return len(self.prompt) + self.length
+
     def resume(self, tokens: bytes, logprobs: Sequence[Logprob]) -> None:
         """Take over what earlier attempts have committed."""
         self.packed += tokens
         self.logprobs += logprobs
-        self.committed = self.length
+        self.committed = self.resumed = self.length
         if self.text.feed(unpack_tokens(tokens)).is_stopped:
             self.end("stop")
 
     def take(self, new: RowTokens) -> bool:
         """Take new tokens from the engine; whether a stop string has ended the row."""
+        self.stats = self.stats.after(new.cycle)
         kept = self.text.feed(new.tokens)
         self.packed += pack_tokens(new.tokens[: kept.size])
         if new.logprobs is not None:
@@ -94,8 +125,9 @@ class LiveRow:
         return kept.is_stopped
 
     def end(self, reason: Literal["stop", "length"], stats: RowStats | None = None) -> None:
-        """The completion is whole."""
-        event = Finished(self.seat.request_id, reason, self.length, self.text.end, None, _stats(stats or RowStats()))
+        """The completion is whole. `stats`: the engine's own, where it has ended the row."""
+        self.stats = stats or self.stats
+        event = Finished(self.seat.request_id, reason, self.length, self.text.end, None, _stats(self.stats))
         self.finish = RowFinish(self.seat, self.length, "finished", reason, event)
 
     def cancel(self, cause: Cause) -> None:
@@ -103,7 +135,7 @@ class LiveRow:
         del self.packed[self.committed * TOKEN_BYTES :]
         del self.logprobs[self.committed :]
         status, reason = end_of(cause)
-        event = Finished(self.seat.request_id, reason, self.length, cause=cause)
+        event = Finished(self.seat.request_id, reason, self.length, cause=cause, stats=_stats(self.stats))
         self.finish = RowFinish(self.seat, self.length, status, cause, event)
 
     def fail(self, code: str, message: str) -> None:
@@ -121,6 +153,7 @@ class LiveRow:
             stop_token_ids=frozenset(request.stop_token_ids),
             ignore_eos=request.ignore_eos,
             top_logprobs=request.top_logprobs,
+            is_offline=self.is_offline,
         )
 
     def commit(self) -> RowCommit:

@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -19,6 +19,7 @@ from redis.asyncio import Redis
 from broker import keys
 from broker.connection import translated
 from broker.errors import WireError
+from broker.rows import RunningRows
 from broker.scripts import Registration, Scripts
 from broker.wire import WIRE_VERSION, Lane, ModelCard, Seat, encode
 from workers.jobs import parse_seats
@@ -43,6 +44,19 @@ class Offer:
     tokenizer_files: Mapping[str, bytes] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """What a heartbeat tells of a worker besides the engine's counters."""
+
+    progress: int
+    active: int
+    """Rows here that are not paused."""
+    paused: int = 0
+    held: int = 0
+    """Offline rows that gave way not long ago and do not again for a while. That a worker says so at all tells a
+    former that it can pause rows."""
+
+
 class Membership:
     """Registers, beats and leaves under one id at a time."""
 
@@ -52,6 +66,7 @@ class Membership:
         self._name = name
         self._commands = commands
         self._scripts = scripts
+        self._rows = RunningRows(commands)
         self._new_id = new_id
         self._offer: Offer | None = None
 
@@ -66,9 +81,9 @@ class Membership:
         self._offer = offer
         await self._register()
 
-    async def beat(self, *, progress: int, active: int, snapshot: Mapping[str, Any]) -> bool:
+    async def beat(self, vitals: Vitals, *, snapshot: Mapping[str, Any]) -> bool:
         """Say that it lives; False when it was declared dead."""
-        changed: dict[str, str | int] = {"progress": progress, "active": active, "phase": self.phase}
+        changed: dict[str, str | int] = {**asdict(vitals), "phase": self.phase}
         changed |= {"accepting": self._accepting, "snapshot": json.dumps(snapshot)}
         if self._offer is None:
             return bool(await self._scripts.beat(self.id, changed))
@@ -100,7 +115,9 @@ class Membership:
     async def leave(self, *, is_crash: bool) -> None:
         """Hand everything back and go off the registry."""
         while seats := await self._scripts.retire(self.id):
-            await self.hand_back(seats, is_crash=is_crash)
+            blamed = await self._rows.blamed(seats) if is_crash else frozenset()
+            await self.hand_back([seat for seat in seats if seat.request_id in blamed], is_crash=True)
+            await self.hand_back([seat for seat in seats if seat.request_id not in blamed], is_crash=False)
 
     @property
     def _accepting(self) -> int:
@@ -108,7 +125,13 @@ class Membership:
 
     async def _register(self) -> None:
         fields: dict[str, str | int | bytes] = {"kind": "worker", "name": self._name, "host": socket.gethostname()}
-        fields |= {"pid": os.getpid(), "wire": WIRE_VERSION, "phase": self.phase, "accepting": self._accepting}
+        fields |= {
+            "pid": os.getpid(),
+            "wire": WIRE_VERSION,
+            "phase": self.phase,
+            "accepting": self._accepting,
+            "held": 0,
+        }
         if self._offer is None:
             await self._scripts.register(Registration(self.id, fields))
             return
@@ -117,8 +140,9 @@ class Membership:
             Registration(
                 daemon_id=self.id,
                 fields={**fields, "lane": encode(lane)},
-                free_rows=lane.decode_batch_max,
-                free_tokens=lane.token_budget or None,
+                # Set once and counted from then on, so not before the engine has said how many there are.
+                free_rows=lane.decode_batch_max if self.phase is Phase.SERVING else None,
+                free_tokens=(lane.token_budget or None) if self.phase is Phase.SERVING else None,
                 model=card.model,
                 card=encode(card),
                 tokenizer=card.tokenizer,

@@ -15,7 +15,7 @@ from mtplx_core.errors import ModelLoadError
 from mtplx_core.fetch import DEFAULT_MODEL, default_model_dir, is_fetched
 from workers.config import WorkerConfig
 from workers.errors import LaneError
-from workers.lane import ServedModel
+from workers.lane import ServedModel, settled
 
 if TYPE_CHECKING:
     from mtplx_core.loader import LoadedModel
@@ -27,12 +27,14 @@ class MlxLane:
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
         self._loaded: LoadedModel | None = None
+        self.memory_bytes = config.memory_bytes
 
     def describe(self) -> ServedModel:
         from mtplx_core.loader import load_model
+        from mtplx_core.trunk import unsupported_reason
 
         self._loaded = loaded = load_model(self._folder(), cache_dir=self._config.cache_dir, is_lazy=True)
-        return ServedModel(
+        model = ServedModel(
             identity=loaded.identity,
             name=loaded.name,
             family=str(loaded.config.get("model_type", "model")),
@@ -40,24 +42,32 @@ class MlxLane:
             eos_token_ids=loaded.eos_token_ids,
             tokenizer_files=loaded.tokenizer_files,
             max_context_tokens=loaded.max_context,
+            mtp_refusal=unsupported_reason(loaded.model) or "",
         )
+        self._config = settled(self._config, model)
+        return model
 
     def build(self) -> Engine:
         from mtplx_core.build import build_engine
-        from mtplx_core.loader import read_weights
-        from mtplx_core.mtp_lane import load_head
+        from mtplx_core.loader import read_weights, weight_bytes
+        from mtplx_core.memory import plan_this_machine
+        from mtplx_core.mtp_lane import find_head
 
         assert self._loaded is not None, "describe() comes first"
         read_weights(self._loaded)
         config = self._config
-        folder = config.head if config.mode is SchedulerMode.MTP_BATCH else None
+        if not self.memory_bytes:
+            self.memory_bytes = plan_this_machine(weight_bytes=weight_bytes(self._loaded)).rows
+        assert config.mode is not None, "describe() settles it"
+        drafts = config.mode is SchedulerMode.MTP_BATCH
         return build_engine(
             config.mode,
             self._loaded,
             geometry=config.geometry,
             profile=config.profile,
-            head=None if folder is None else load_head(folder, self._loaded),
+            head=find_head(config.head, self._loaded) if drafts else None,
             probe_dir=None if config.cache_dir is None else config.cache_dir / "probes",
+            memory_bytes=max(self.memory_bytes, 1),
         )
 
     def release(self) -> None:

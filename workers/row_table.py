@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from broker.scripts import CommitResult, FinishResult, Refusal, RowCommit
@@ -26,8 +26,10 @@ class Batch(NamedTuple):
 class RowTable:
     """Rows by their name in the engine. Methods that end rows return those the engine must discard."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_leave: Callable[[LiveRow, str], None] = lambda row, how: None) -> None:
+        """`on_leave` is told of every row that leaves, and how it ended."""
         self._rows: dict[str, LiveRow] = {}
+        self._on_leave = on_leave
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -40,8 +42,12 @@ class RowTable:
 
     @property
     def decoding(self) -> int:
-        """Rows that the engine holds."""
-        return sum(row.is_submitted and row.is_running for row in self._rows.values())
+        """Rows that take a place in the engine."""
+        return sum(row.is_decoding for row in self._rows.values())
+
+    @property
+    def paused(self) -> int:
+        return sum(row.is_running and row.is_paused for row in self._rows.values())
 
     def has_seat(self, request_id: str, attempt: int) -> bool:
         return f"{request_id}:{attempt}" in self._rows
@@ -49,19 +55,16 @@ class RowTable:
     def add(self, row: LiveRow) -> None:
         self._rows[row.id] = row
 
-    def remove(self, row: LiveRow) -> None:
-        self._rows.pop(row.id, None)
+    def remove(self, row: LiveRow, how: str) -> None:
+        if self._rows.pop(row.id, None) is not None:
+            self._on_leave(row, how)
 
-    def clear(self) -> list[LiveRow]:
+    def clear(self, how: str) -> list[LiveRow]:
         """Forget everything; returns what the engine still has."""
         held = [row for row in self._rows.values() if row.is_submitted and row.is_running]
-        self._rows.clear()
+        for row in self:
+            self.remove(row, how)
         return held
-
-    def waiting(self, free: int) -> list[LiveRow]:
-        """The oldest rows that the engine should be given, when it has so many free places."""
-        rows = [row for row in self._rows.values() if row.is_running and not row.is_submitted]
-        return rows[: max(free, 0)]
 
     def take_step(self, result: StepResult) -> list[LiveRow]:
         """Take in what a step brought."""
@@ -116,7 +119,7 @@ class RowTable:
     def take_finish(self, row: LiveRow, result: FinishResult) -> None:
         """Take in the answer to a FINISH."""
         if result.outcome != "short":
-            self.remove(row)
+            self.remove(row, "lost" if result.outcome == "lost" or row.finish is None else row.finish.cause)
         elif result.length < row.length:
             row.committed = result.length
         else:
@@ -141,7 +144,7 @@ class RowTable:
         was_running = row.is_running
         match refusal.why:
             case "lost":
-                self.remove(row)
+                self.remove(row, "lost")
                 return was_running
             case "diverged":
                 row.fail("diverged", "the token log holds other tokens than this worker decoded")

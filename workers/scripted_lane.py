@@ -33,6 +33,8 @@ _CHAT_TEMPLATE = (
 class ScriptedLane:
     """A lane source that plays a script."""
 
+    memory_bytes = 0
+
     def __init__(self, config: ScriptConfig, geometry: Geometry) -> None:
         self._config = config
         self._geometry = geometry
@@ -58,14 +60,17 @@ class ScriptedLane:
 
 def script_of(config: ScriptConfig) -> Script:
     """The script behind a config; with it `scripted_completion` says what a client must see."""
-    faults = (Fault("crash", 0, strikes=_Holds(config.crash_text)),) if config.crash_text else ()
+    planned = (
+        Fault("crash", 0, strikes=_Holds(config.crash_text)) if config.crash_text else None,
+        Fault("dead", 0, strikes=_Holds(config.dead_text)) if config.dead_text else None,
+    )
     return Script(
         vocab_size=VOCAB_SIZE,
         first_token=FIRST_PLAYED,
         tokens_per_step=config.tokens_per_step,
         eos_token_id=EOS_TOKEN_ID,
         eos_position=lambda prompt: config.eos_position,
-        faults=faults,
+        faults=tuple(fault for fault in planned if fault is not None),
     )
 
 

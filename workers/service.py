@@ -100,6 +100,14 @@ class Service:
         """Drop a row at the next step boundary; what was decoded of it until then still comes."""
         self._thread.discard(row_id)
 
+    def pause(self, row_id: str) -> None:
+        """Take a row out of the batch at the next step boundary; what was under way of it still comes."""
+        self._thread.pause(row_id)
+
+    def resume(self, row_id: str) -> None:
+        """Let a paused row go on from the next step boundary."""
+        self._thread.resume(row_id)
+
     def acknowledge(self, steps: int) -> None:
         """So many steps are committed."""
         if steps:

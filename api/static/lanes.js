@@ -57,8 +57,9 @@ function workerView(worker) {
   const rows = element("div", "rows");
   for (let row = 0; row < worker.rows; row++) rows.append(element("span", row < worker.rows_active ? "busy" : ""));
   const state = worker.accepting ? worker.phase : `${worker.phase}, not accepting`;
+  const paused = worker.rows_paused ? `, ${worker.rows_paused} paused` : "";
   box.append(
-    element("div", "", `${worker.id}: ${state}, ${worker.rows_active} of ${worker.rows} rows`),
+    element("div", "", `${worker.id}: ${state}, ${worker.rows_active} of ${worker.rows} rows${paused}`),
     rows,
     element("div", "facts", snapshotFacts(worker.snapshot)),
   );

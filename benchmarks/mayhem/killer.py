@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+import time
 from collections.abc import Awaitable, Callable
 
 import httpx
@@ -38,16 +39,8 @@ class Killer:
         forgiving = asyncio.create_task(self.forgive())
         while loop.time() < end:
             await self._draw()()
-            self.restart_dead()
             await asyncio.sleep(self._random.uniform(0.5, 1.5) * pause_s)
-        self.restart_dead()
         await tasks.end(forgiving)
-
-    def restart_dead(self) -> None:
-        """What a supervisor does."""
-        for name, process in list(self._stack.processes.items()):
-            if process.poll() is not None:
-                self._stack.start_one(name)
 
     def _draw(self) -> Callable[[], Awaitable[None]]:
         """Every kind of trouble comes once before any comes again."""
@@ -70,38 +63,44 @@ class Killer:
 
     async def _kill(self, kind: str) -> None:
         name = self._pick(kind)
+        self._ledger.tell(f"kill {name}")
         with self._excused(name):
             self._stack.kill(name)
             self._ledger.kills[kind] += 1
             await asyncio.sleep(self._random.uniform(0, 0.5))
-            self._stack.start_one(name)
 
     async def _terminate(self, kind: str) -> None:
         name = self._pick(kind)
+        self._ledger.tell(f"terminate {name}")
         with self._excused(name):
             self._stack.signal(name, signal.SIGTERM)
             self._ledger.kills[f"term {kind}"] += 1
             await self._wait_for_end(name)
-            self._stack.start_one(name)
 
     async def _freeze(self, kind: str) -> None:
-        name = self._pick(kind)
+        name, seconds = self._pick(kind), LEASE_S * self._random.uniform(0.5, 3)
+        self._ledger.tell(f"freeze {name} for {seconds:.1f} s")
         with self._excused(name):
             self._stack.signal(name, signal.SIGSTOP)
             self._ledger.kills[f"freeze {kind}"] += 1
-            await asyncio.sleep(LEASE_S * self._random.uniform(0.5, 3))
+            await asyncio.sleep(seconds)
             self._stack.signal(name, signal.SIGCONT)
 
     async def _kill_redis(self) -> None:
+        self._ledger.tell("kill redis")
+        self._stack.held.add("redis")
         self._stack.kill("redis")
         self._ledger.kills["redis"] += 1
         await asyncio.sleep(self._random.uniform(0.2, 3))
         self._stack.start_one("redis")
+        self._stack.held.discard("redis")
 
     async def _cut(self) -> None:
+        self._ledger.tell("cut every connection")
         self._ledger.kills["cut connections"] += self._proxy.cut()
 
     async def _lose_messages(self) -> None:
+        self._ledger.tell("lose messages")
         self._ledger.kills["lost messages"] += 1
         self._proxy.lose_last_messages(2)
 
@@ -113,16 +112,22 @@ class Killer:
         self._stack.kill(name)
 
     def _excused(self, name: str) -> Excuse:
-        return Excuse(self._town, name)
+        return Excuse(self._stack, self._town, name)
 
     async def forgive(self) -> None:
         """Take excuses away from those that answer again, over and over."""
-        async with httpx.AsyncClient(timeout=1) as http:
+        async with httpx.AsyncClient(verify=False, timeout=1) as http:
             while True:
-                await asyncio.sleep(FORGIVE_S)
-                for name in [name for name in self._town.broken if name not in self._town.in_hand]:
+                await asyncio.sleep(FORGIVE_S / 4)
+                for name in [name for name in self._town.broken if self._is_over(name)]:
                     if await self._answers(http, name):
                         self._town.broken.discard(name)
+                        self._ledger.tell(f"{name} answers again")
+
+    def _is_over(self, name: str) -> bool:
+        """Whether its clients have had the time to notice."""
+        is_in_hand = name in self._town.in_hand
+        return not is_in_hand and time.monotonic() - self._town.released_s.get(name, 0.0) >= FORGIVE_S
 
     async def _answers(self, http: httpx.AsyncClient, name: str) -> bool:
         if name not in self._town.urls:
@@ -134,15 +139,19 @@ class Killer:
 
 
 class Excuse:
-    """While a process is broken, clients of it have an excuse; `forgive` ends it once it answers again."""
+    """While a process is broken it is not started again, and clients of it have an excuse until it answers again."""
 
-    def __init__(self, town: Town, name: str) -> None:
+    def __init__(self, stack: Stack, town: Town, name: str) -> None:
+        self._stack = stack
         self._town = town
         self._name = name
 
     def __enter__(self) -> None:
+        self._stack.held.add(self._name)
         self._town.broken.add(self._name)
         self._town.in_hand.add(self._name)
 
     def __exit__(self, *error: object) -> None:
         self._town.in_hand.discard(self._name)
+        self._town.released_s[self._name] = time.monotonic()
+        self._stack.held.discard(self._name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal
@@ -25,11 +26,18 @@ class Ledger:
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
     kills: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
+    story: list[str] = field(default_factory=list)
+    """What was broken and what went wrong, with the second at which it did."""
+    started_s: float = field(default_factory=time.monotonic)
 
     def note(self, kind: str, outcome: Outcome, words: str = "") -> None:
         self.outcomes[kind, outcome] += 1
         if outcome in ("wrong", "error", "silent"):
             self.notes.append(f"{kind} {outcome}: {words}")
+            self.tell(self.notes[-1])
+
+    def tell(self, what: str) -> None:
+        self.story.append(f"{time.monotonic() - self.started_s:6.1f} s  {what}")
 
     def count(self, *outcomes: Outcome) -> int:
         return sum(count for (_, outcome), count in self.outcomes.items() if outcome in outcomes)

@@ -76,7 +76,7 @@ class Proxy:
                 await writer.drain()
 
     async def _forward_replies(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+        with contextlib.suppress(OSError):
             while data := await reader.read(CHUNK):
                 if self._to_lose and data.startswith(MESSAGE):
                     data = await self._without_last_message(data, reader)
@@ -87,10 +87,11 @@ class Proxy:
         """`data` starts one or several whole messages; drop those that carry an end, while any is to be lost."""
         kept = b""
         while data.startswith(MESSAGE):
-            size = _message_size(data)
-            while size is None or size > len(data):
-                data += await reader.read(CHUNK)
-                size = _message_size(data)
+            while (size := _message_size(data)) is None or size > len(data):
+                # The server may die in the middle of a message; at the end of a stream reads return at once, for ever.
+                if not (more := await reader.read(CHUNK)):
+                    return kept
+                data += more
             message, data = data[:size], data[size:]
             if self._to_lose and any(word in message for word in TERMINAL):
                 self._to_lose -= 1

@@ -5,7 +5,7 @@
 --      5 wake channel  6... per request: id, attempt
 -- Returns {id, outcome, ...}, outcome 'waiting', 'ended', 'dead' or 'lost'
 local out = {}
-local CLEARED_BY = 8 -- tokens after which a row that outlived its owner is no suspect any more
+local CLEARED_BY = 8 -- tokens after which a row has proven itself; one that outlived its owner is no suspect any more
 
 local function give_up(req, id, crashes)
   local event = failed_event(id, 'crashed_workers', 'the request was given up after ' .. crashes .. ' workers died with it')
@@ -18,6 +18,7 @@ end
 local function queue_again(req, id, crashes)
   local f = redis.call('HMGET', req.state, 'ordinal', 'ticket', 'accepted_ms', 'deadline_ms', 'priority', 'cost')
   local length = redis.call('STRLEN', req.log) / 4
+  redis.call('HSET', req.state, 'unproven_below', length + CLEARED_BY)
   if ARGV[2] == '1' then redis.call('HSET', req.state, 'suspect_below', length + CLEARED_BY) end
   local entry = redis.call('XADD', KEYS[3], '*', 'id', id, 'ordinal', f[1], 'ticket', f[2], 'accepted_ms', f[3],
     'deadline_ms', f[4], 'crashes', crashes, 'committed', length,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cache
 
 import httpx
@@ -84,6 +84,9 @@ class _Stage:
             quota=quota,
             idempotency=idempotency,
         )
+
+    def while_answering(self) -> AbstractAsyncContextManager[None]:
+        return self.current.while_answering()
 
     async def keep(self, request_id: str, for_ms: int) -> None:
         await self.current.keep(request_id, for_ms)

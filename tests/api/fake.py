@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -82,6 +83,8 @@ class Script:
     """Ends the request after the text, in place of a proper end."""
     reason: str | None = None
     """Finish reason forced on the end."""
+    cause: Cause | None = None
+    """Who asked for the end."""
     prefill: Sequence[int] = ()
     stats: Stats = Stats()
     hangs: bool = False
@@ -163,6 +166,9 @@ class FakeBackend:
         self.running.add(request.id)
         left = self.left if any(quota) else (None, None)
         return FakeHandle(self, request, self.script(request), Accepted(1, True, request.id, *left))
+
+    def while_answering(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     async def keep(self, request_id: str, for_ms: int) -> None:
         self.kept[request_id] = for_ms
@@ -253,5 +259,5 @@ def scripted(request: Request, script: Script) -> list[Event]:
     elif not script.hangs:
         final = script.reason or reason
         text_end = -1 if end is None else end
-        events.append(Finished(request.id, final, len(kept), text_end, stats=script.stats))  # type: ignore[arg-type]
+        events.append(Finished(request.id, final, len(kept), text_end, script.cause, script.stats))  # type: ignore[arg-type]
     return events

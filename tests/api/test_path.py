@@ -149,7 +149,7 @@ async def test_storm_of_leavers_leaves_nothing_running(http: httpx.AsyncClient) 
     long = {**BODY, "messages": [{"role": "user", "content": "long " * 200}], "max_tokens": 4096}
 
     await asyncio.gather(*(leave_after(http, long, content_chunks=0) for _ in range(160)))
-    await asyncio.gather(*(leave_after(http, long, content_chunks=1) for _ in range(40)))
+    await asyncio.gather(*(leave_after(http, long, content_chunks=1) for _ in range(200)))
 
     await idle(http)
     assert await first_token_s(http) < before + 1

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from broker.wire import Failed
+from broker.wire import Cause, Failed
 from tests.api.conftest import api_config, http_client, serving, wait_until
 from tests.api.fake import NAME, FakeBackend, Script
 
@@ -100,6 +100,18 @@ async def test_error_after_the_headers_ends_the_stream_without_done(
     }
     assert not any("[DONE]" in line for line in lines)
     assert not any(choice["finish_reason"] for chunk in chunks_of(lines) for choice in chunk.get("choices", []))
+
+
+@pytest.mark.parametrize("cause", ["listener", "shutdown"])
+async def test_stream_that_was_cancelled_under_its_client_ends_with_an_error(
+    http: httpx.AsyncClient, backend: FakeBackend, cause: Cause
+) -> None:
+    backend.script = lambda request: Script(reason="cancelled", cause=cause)
+
+    lines = await lines_of(http, BODY)
+
+    assert json.loads(lines[-1][6:])["error"]["code"] == cause
+    assert not any("[DONE]" in line for line in lines)
 
 
 async def test_error_of_one_choice_ends_the_others(http: httpx.AsyncClient, backend: FakeBackend) -> None:

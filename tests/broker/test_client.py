@@ -91,6 +91,17 @@ async def test_reader_gets_what_a_lost_message_carried_when_the_next_one_comes(
     assert await hear(handle) == ([5, 6, 7], Finished("r1", "length", 3))
 
 
+async def test_reader_gets_what_a_lost_message_carried_before_the_end_that_follows_it(
+    listener: Client, scripts: Scripts
+) -> None:
+    handle = await start(listener, scripts)
+    await commit(scripts, listener, 0, [5])
+    await write(scripts, 1, [6, 7])
+    await finish(scripts, 3)
+
+    assert await hear(handle) == ([5, 6, 7], Finished("r1", "length", 3))
+
+
 async def test_reader_gets_a_repeated_message_once(listener: Client, scripts: Scripts) -> None:
     handle = await start(listener, scripts)
     await commit(scripts, listener, 0, [5, 6])

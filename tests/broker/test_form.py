@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import pytest
 from redis.asyncio import Redis
 
 from broker import keys
@@ -151,3 +152,80 @@ async def test_form_bounds_no_rows_when_requests_have_no_key(scripts: Scripts) -
     await accept(scripts, "r1", "r2")
 
     assert await scripts.form("w1", "c1", ["r1", "r2"], rows_per_key=1) == ["r1", "r2"]
+
+
+async def run_offline(scripts: Scripts, *request_ids: str, held: int | None = 0, free_rows: int | None = None) -> None:
+    """A worker whose rows are all taken by offline work."""
+    registration = make.registration("w1", free_rows=len(request_ids) if free_rows is None else free_rows)
+    await scripts.register(registration)
+    if held is not None:
+        await scripts.beat("w1", {"held": held})
+    await accept(scripts, *request_ids, priority="offline")
+    assert await scripts.form("w1", "c1", request_ids) == list(request_ids)
+
+
+AGE_MS = 600_000
+
+
+async def test_form_lets_interactive_requests_take_the_places_of_offline_rows(scripts: Scripts, client: Redis) -> None:
+    await run_offline(scripts, "o1", "o2")
+    await accept(scripts, "r1", "r2", "r3")
+
+    sent = await scripts.form("w1", "c2", ["r1", "r2", "r3"], over_younger_ms=AGE_MS)
+
+    assert sent == ["r1", "r2"]
+    assert await read_free_rows(client, "w1") == -2
+    assert (await read_jobs(client, "w1"))[-1] == [Seat("r1", 1), Seat("r2", 1)]
+
+
+async def test_form_sends_nothing_to_a_full_worker_unless_asked_to(scripts: Scripts) -> None:
+    await run_offline(scripts, "o1")
+    await accept(scripts, "r1")
+
+    assert await scripts.form("w1", "c2", ["r1"]) == []
+
+
+async def test_form_lets_offline_requests_take_no_place(scripts: Scripts) -> None:
+    await run_offline(scripts, "o1")
+    await accept(scripts, "o2", priority="offline")
+
+    assert await scripts.form("w1", "c2", ["o2"], over_younger_ms=AGE_MS) == []
+
+
+async def test_form_takes_no_place_of_a_row_that_has_aged(scripts: Scripts, client: Redis) -> None:
+    await run_offline(scripts, "o1", "o2")
+    await cast("Any", client.hset(keys.state("o1"), "accepted_ms", 1))
+    await accept(scripts, "r1", "r2")
+
+    assert await scripts.form("w1", "c2", ["r1", "r2"], over_younger_ms=AGE_MS) == ["r1"]
+
+
+@pytest.mark.parametrize(("held", "sent"), [(0, ["r1", "r2"]), (1, ["r1"]), (5, []), (None, [])])
+async def test_form_counts_out_the_rows_that_the_worker_leaves_alone(
+    scripts: Scripts, held: int | None, sent: list[str]
+) -> None:
+    """None: it says nothing of them, so it cannot pause rows."""
+    await run_offline(scripts, "o1", "o2", held=held)
+    await accept(scripts, "r1", "r2")
+
+    assert await scripts.form("w1", "c2", ["r1", "r2"], over_younger_ms=AGE_MS) == sent
+
+
+async def test_form_takes_no_place_where_memory_is_short(scripts: Scripts, client: Redis) -> None:
+    await run_offline(scripts, "o1")
+    await cast("Any", client.hset(keys.daemon("w1"), "free_tokens", 18))
+    await accept(scripts, "r1")
+
+    assert await scripts.form("w1", "c2", ["r1"], over_younger_ms=AGE_MS) == []
+
+
+async def test_free_rows_come_back_one_by_one_after_more_rows_than_are_decoded(scripts: Scripts, client: Redis) -> None:
+    await run_offline(scripts, "o1")
+    await accept(scripts, "r1")
+    await scripts.form("w1", "c2", ["r1"], over_younger_ms=AGE_MS)
+
+    await scripts.hand_back("w1", [Seat("r1", 1)], is_crash=False)
+    assert await read_free_rows(client, "w1") == 0
+    await scripts.hand_back("w1", [Seat("o1", 1)], is_crash=False)
+
+    assert await read_free_rows(client, "w1") == 1

@@ -304,4 +304,4 @@ async def test_former_tells_with_its_heartbeat_what_it_sent(
 
     told = [record.fields["snapshot"] for record in await registry.daemons() if record.kind == "former"]
 
-    assert told == ['{"cohorts": 1, "rows": 3, "cohort_sizes": {"3": 1}}']
+    assert told == ['{"cohorts": 1, "rows": 3, "cohort_sizes": {"3": 1}, "waits_ms": {}}']

@@ -10,8 +10,8 @@ from redis.asyncio import Redis
 from broker import keys
 from broker.former import Former
 from broker.registry import Registry
-from broker.scripts import Scripts
-from broker.wire import Seat
+from broker.scripts import RowCommit, Scripts
+from broker.wire import Seat, pack_tokens
 from tests.support import factories as make
 from tests.support.clock import FakeClock
 from tests.support.reads import read_counts, read_jobs, read_status, read_waiting
@@ -116,6 +116,21 @@ async def test_former_blames_a_crash_on_the_suspect_alone(
     assert crashes == [b"2", b"0"]
 
 
+async def test_former_blames_a_crash_on_the_suspect_and_not_on_a_proven_row_beside_it(
+    former: Former, scripts: Scripts, client: Redis, clock: FakeClock
+) -> None:
+    await run_rows(scripts, "suspect", worker_id="first")
+    await watch_for_a_lease(former, clock)
+    await run_rows(scripts, "proven", worker_id="second")
+    await scripts.commit("second", [RowCommit(Seat("proven", 1), 0, pack_tokens(range(8)))], {})
+    assert await former.step() == 1
+
+    await watch_for_a_lease(former, clock)
+
+    crashes = [await cast("Any", client.hget(keys.state(each), "crashes")) for each in ("suspect", "proven")]
+    assert crashes == [b"2", b"0"]
+
+
 async def test_former_runs_one_suspect_at_a_time_on_a_worker(
     former: Former, scripts: Scripts, client: Redis, clock: FakeClock
 ) -> None:
@@ -125,6 +140,34 @@ async def test_former_runs_one_suspect_at_a_time_on_a_worker(
 
     assert [await former.step(), await former.step()] == [1, 0]
     assert len(await read_waiting(client, keys.WAIT_RETURNED)) == 1
+
+
+async def test_former_lets_nobody_join_a_suspect_until_it_has_proven_itself(
+    former: Former, scripts: Scripts, client: Redis, clock: FakeClock
+) -> None:
+    await run_rows(scripts, "suspect", worker_id="dying")
+    await watch_for_a_lease(former, clock)
+    await scripts.register(make.registration("w1"))
+    await former.step()
+    await accept(scripts, "r1")
+
+    assert await former.step() == 0
+    await scripts.commit("w1", [RowCommit(Seat("suspect", 2), 0, pack_tokens(range(8)))], {})
+
+    assert await former.step() == 1
+
+
+async def test_former_sends_a_suspect_only_beside_rows_that_have_proven_themselves(
+    former: Former, scripts: Scripts, client: Redis, clock: FakeClock
+) -> None:
+    await run_rows(scripts, "suspect", worker_id="dying")
+    await watch_for_a_lease(former, clock)
+    await run_rows(scripts, "fresh", worker_id="w1")
+
+    assert await former.step() == 0
+    await scripts.commit("w1", [RowCommit(Seat("fresh", 1), 0, pack_tokens(range(8)))], {})
+
+    assert await former.step() == 1
 
 
 async def test_former_gives_a_poison_request_up_after_three_workers(

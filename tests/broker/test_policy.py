@@ -214,20 +214,43 @@ def test_policy_keeps_the_long_context_for_long_requests() -> None:
     assert sent(planned(line(short, long), *workers)) == {"small": ["r1"], "big": ["r2"]}
 
 
-def test_policy_sends_one_suspect_at_a_time_to_a_worker() -> None:
-    suspects = [replace(each, crashes=1, is_returned=True) for each in line(*(make.ticket(f"r{i}") for i in range(3)))]
+def suspects(count: int) -> list[Waiting]:
+    return [replace(each, crashes=1, is_returned=True) for each in line(*(make.ticket(f"s{i}") for i in range(count)))]
+
+
+def test_policy_sends_one_suspect_at_a_time_to_a_worker_and_nobody_with_it() -> None:
     innocent = Waiting(make.ticket("r9"), 9, NOW_MS)
 
-    result = sent(planned([*suspects, innocent], make.view("w1"), make.view("w2")))
+    result = sent(planned([*suspects(3), innocent], make.view("w1"), make.view("w2")))
 
-    assert sorted(len([name for name in ids if name != "r9"]) for ids in result.values()) == [1, 1]
-    assert "r9" in result["w1"] + result["w2"]
+    assert result == {"w1": ["s0"], "w2": ["s1"]}
 
 
-def test_policy_sends_no_suspect_to_a_worker_that_runs_one() -> None:
-    [suspect] = [replace(each, crashes=1, is_returned=True) for each in line(make.ticket("r1"))]
+def test_policy_sends_nobody_to_a_worker_that_runs_a_suspect() -> None:
+    waiting = [*suspects(1), Waiting(make.ticket("r9"), 9, NOW_MS)]
 
-    assert planned([suspect], replace(make.view("w1"), has_suspect=True)) == Plan()
+    assert planned(waiting, replace(make.view("w1"), has_suspect=True)) == Plan()
+
+
+def test_policy_sends_a_suspect_only_beside_rows_that_have_proven_themselves() -> None:
+    proven, unproven = make.view("w1", free_rows=2), replace(make.view("w2", free_rows=6), unproven_rows=1)
+
+    assert sent(planned(suspects(1), proven, unproven)) == {"w1": ["s0"]}
+
+
+def test_policy_keeps_a_worker_for_a_suspect_until_its_rows_have_proven_themselves() -> None:
+    innocent = Waiting(make.ticket("r9"), 9, NOW_MS)
+    nearly, busy = replace(make.view("w1"), unproven_rows=1), replace(make.view("w2"), unproven_rows=5)
+
+    assert sent(planned([*suspects(2), innocent], nearly, busy)) == {"w2": ["r9"]}
+
+
+def test_policy_serves_an_offline_suspect_before_others_can_take_its_place() -> None:
+    [suspect] = suspects(1)
+    offline = replace(suspect, ticket=make.ticket("s0", priority="offline"))
+    interactive = Waiting(make.ticket("r9"), 9, NOW_MS)
+
+    assert sent(planned([interactive, offline], make.view("w1"))) == {"w1": ["s0"]}
 
 
 def test_policy_holds_a_cohort_for_company_and_says_until_when() -> None:

@@ -59,6 +59,7 @@ def random_view(rng: Random, number: int) -> WorkerView:
         rng.choice([None, rng.randint(0, 300)]),
         offline_rows=rng.randint(0, rows - free_rows),
         has_suspect=rng.random() < 0.3,
+        unproven_rows=rng.randint(0, rows - free_rows),
     )
 
 
@@ -109,7 +110,9 @@ def could_take(worker: WorkerView, taken: tuple[Waiting, ...], each: Waiting) ->
     is_small = ticket.cost_tokens <= lane.max_context_tokens
     is_small = is_small and (worker.free_tokens is None or used + ticket.cost_tokens <= worker.free_tokens)
     has_suspect = worker.has_suspect or any(other.is_suspect for other in taken)
-    return is_served and is_small and len(taken) < worker.free_rows and not (each.is_suspect and has_suspect)
+    is_proven = not worker.unproven_rows and not taken
+    may_join = not has_suspect and (is_proven or not each.is_suspect)
+    return is_served and is_small and len(taken) < worker.free_rows and may_join
 
 
 def cohorts_by_worker(result: Plan) -> dict[str, tuple[Waiting, ...]]:
@@ -162,7 +165,15 @@ def test_plan_leaves_no_row_empty_that_something_fits(world: World) -> None:
 
     for each in left(world, result):
         if has_row_left(world, result, each):
-            assert not any(could_take(worker, taken_by_worker.get(worker.id, ()), each) for worker in world.workers)
+            able = [worker for worker in world.workers if could_take(worker, taken_by_worker.get(worker.id, ()), each)]
+            assert len(able) <= is_held_for_a_suspect(world, result, each)
+
+
+def is_held_for_a_suspect(world: World, result: Plan, each: Waiting) -> bool:
+    """Whether one worker may be kept from a request because a suspect waits for it."""
+    return not each.is_suspect and any(
+        other.is_suspect and other.pool_key == each.pool_key for other in left(world, result)
+    )
 
 
 def line_of(each: Waiting) -> tuple[object, ...]:
@@ -187,7 +198,9 @@ def test_plan_passes_over_no_older_request_that_is_as_easy_to_place(world: World
 def test_plan_gives_no_fresh_offline_request_a_row_that_an_interactive_one_could_have(world: World) -> None:
     result = planned(world)
     fresh_ms = NOW_MS - AGE_MS
-    offline = [each for each in placed(result) if each.is_offline and each.accepted_ms > fresh_ms]
+    offline = [
+        each for each in placed(result) if each.is_offline and each.accepted_ms > fresh_ms and not each.is_suspect
+    ]
 
     for each in left(world, result):
         if each.is_offline or each.is_suspect:

@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import pytest_asyncio
+from redis import Redis
 
+from broker import keys
 from broker.client import Client
 from broker.wire import Tokens
 from tests.support.scripted import ask, hear
@@ -50,7 +52,9 @@ async def first_token_s(client: Client, text: str) -> float:
     return first_s
 
 
-async def test_interactive_request_finds_a_row_at_once_and_offline_answers_stay_exact(client: Client) -> None:
+async def test_interactive_request_finds_a_row_at_once_and_offline_answers_stay_exact(
+    slow: Stack, client: Client
+) -> None:
     offline = [ask(f"offline {i}", 300, priority="offline") for i in range(2 * ROWS)]
     readers = [asyncio.create_task(hear(await client.submit(each.request, each.ticket))) for each in offline]
     while (await client.registry.workers())[0].free_rows:
@@ -62,3 +66,7 @@ async def test_interactive_request_finds_a_row_at_once_and_offline_answers_stay_
     # A row takes 300 cycles, so whoever waited for one to end would wait for seconds.
     assert max(waits_s) < 300 * STEP_S / 3
     assert [each.tokens for each in heard] == [each.expected for each in offline]
+    # Paused and not handed back: whoever is sent out again has another attempt.
+    with Redis.from_url(slow.redis_url) as redis:
+        attempts = {redis.hget(keys.state(each.request.id), "attempt") for each in offline}
+    assert attempts == {b"1"}

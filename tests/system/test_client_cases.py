@@ -81,7 +81,7 @@ async def test_late_request_ends_while_the_early_one_still_runs(slow_client: Cli
     ids=["beyond the context", "within the context and beyond the memory"],
 )  # fmt: skip
 async def test_prompt_that_cannot_run_is_refused_before_it_is_queued(slow_stack: Stack, length: int, code: str) -> None:
-    async with httpx.AsyncClient(base_url=slow_stack.url, timeout=30) as http:
+    async with httpx.AsyncClient(verify=False, base_url=slow_stack.url, timeout=30) as http:
         refused = await http.post("/v1/completions", json={"model": "scripted", "prompt": "x" * length})
         taken = await http.post("/v1/completions", json={"model": "scripted", "prompt": "x", "max_tokens": 3})
 
@@ -91,7 +91,7 @@ async def test_prompt_that_cannot_run_is_refused_before_it_is_queued(slow_stack:
 
 
 async def test_completion_that_does_not_fit_the_memory_is_clamped_visibly(slow_stack: Stack) -> None:
-    async with httpx.AsyncClient(base_url=slow_stack.url, timeout=60) as http:
+    async with httpx.AsyncClient(verify=False, base_url=slow_stack.url, timeout=60) as http:
         body = {"model": "scripted", "prompt": "x" * (BUDGET - 10), "max_tokens": 500}
         answer = await http.post("/v1/completions", json=body)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -86,7 +86,7 @@ async def everything(url: str) -> Counter[str]:
 
 def sums(url: str) -> Mapping[str, float]:
     """All counters by name and the labels that matter here."""
-    found: Counter[str] = Counter()
+    found: defaultdict[str, float] = defaultdict(float)
     for family in text_string_to_metric_families(httpx.get(f"{url}/metrics").text):
         for sample in family.samples:
             label = sample.labels.get("end") or sample.labels.get("status") or ""

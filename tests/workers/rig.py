@@ -126,15 +126,17 @@ class Rig:
         prompt = encode_text(text)
         sampling = request.pop("sampling", Sampling(temperature=0.0))
         reply, timeout_ms = request.pop("reply", ""), request.pop("timeout_ms", 60_000)
+        priority = request.pop("priority", "interactive")
         made = Request(text, IDENTITY, "balanced", pack_tokens(prompt), max_tokens, sampling, **request)
-        ticket = Ticket(text, IDENTITY, "balanced", len(prompt), max_tokens, "interactive")
+        ticket = Ticket(text, IDENTITY, "balanced", len(prompt), max_tokens, priority)
         submission = Submission(made, ticket, seed_of(text), reply, timeout_ms)
         await self.scripts.accept(submission, DEFAULT_BOUNDS)
         return made
 
-    async def form(self, *request_ids: str) -> list[str]:
+    async def form(self, *request_ids: str, over_younger_ms: int | None = None) -> list[str]:
         """Send waiting requests to the worker."""
-        return await self.scripts.form(self.worker.membership.id, "c1", request_ids)
+        worker_id = self.worker.membership.id
+        return await self.scripts.form(worker_id, "c1", request_ids, over_younger_ms=over_younger_ms)
 
     async def run_requests(self, *texts: str, max_tokens: int = 8, **request: Any) -> None:
         """Requests accepted, formed and seated; nothing decoded."""

@@ -11,7 +11,17 @@ from redis.asyncio import Redis
 from broker import keys
 from broker.errors import BrokerUnavailableError
 from broker.scripts import RowCommit
-from broker.wire import Cause, Failed, Finished, Progress, Tokens, decode_events, decode_logprob, pack_tokens
+from broker.wire import (
+    Cause,
+    Failed,
+    Finished,
+    Progress,
+    Stats,
+    Tokens,
+    decode_events,
+    decode_logprob,
+    pack_tokens,
+)
 from mtplx_core.scripted import Fault
 from tests.support.channels import listening
 from tests.support.reads import read_end, read_free_rows, read_log, read_state, read_status
@@ -138,7 +148,7 @@ async def test_committer_ends_a_row_that_somebody_wants_ended(
 
     assert await read_status(client, "a") == status
     assert await read_end(client, "a") == Finished(
-        "a", cast("Any", reason), len(await read_log(client, "a")), cause=cause
+        "a", cast("Any", reason), len(await read_log(client, "a")), cause=cause, stats=Stats(1, (), (), 2, 2)
     )
     assert await read_status(client, "b") == "running"
 

@@ -168,7 +168,7 @@ async def test_worker_goes_on_after_the_tokens_of_an_earlier_attempt(rig: Rig, c
     await rig.run_requests("a")
     await rig.step(3)
     committed = await read_log(client, "a")
-    rig.worker.committer.drop_all()
+    rig.worker.committer.drop_all("handed_back")
     await rig.scripts.hand_back(rig.worker.membership.id, [seat("a")], is_crash=False)
     await rig.form("a")
     await rig.worker.take_jobs(block_ms=None)
@@ -222,7 +222,7 @@ async def test_worker_registers_again_when_redis_was_emptied(rig: Rig, client: R
 
 async def test_worker_hands_back_a_row_that_only_redis_remembers(rig: Rig, client: Redis) -> None:
     await rig.run_requests("a")
-    rig.worker.committer.drop_all()
+    rig.worker.committer.drop_all("handed_back")
 
     await rig.worker.beat()
 
@@ -272,6 +272,7 @@ async def test_worker_hands_back_what_does_not_end_in_time(server: Server, clien
         assert await read_status(client, "a") == "waiting"
         assert await read_waiting(client, keys.WAIT_RETURNED) == ["a"]
         assert await read_log(client, "a") == rig.expected("a")[:1]
+        assert (await read_state(client, "a"))["crashes"] == b"0"
 
 
 async def test_worker_hands_back_at_once_when_it_is_told_twice(server: Server, client: Redis) -> None:

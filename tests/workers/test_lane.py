@@ -10,7 +10,7 @@ import pytest
 from mtplx_core.engine import Geometry, Profile, SchedulerMode
 from mtplx_core.scripted import BYTES_PER_TOKEN, ScriptedEngine
 from workers.config import WorkerConfig
-from workers.lane import ServedModel, card_of, lane_of, route_of, token_budget_of, tongue_of
+from workers.lane import ServedModel, card_of, lane_of, route_of, settled, token_budget_of, tongue_of
 from workers.scripted_lane import tokenizer_files
 
 GEOMETRY = Geometry(decode_batch_max=8, max_context_tokens=100, depth=1)
@@ -34,7 +34,7 @@ def test_route_names_engine_and_shape(mode: SchedulerMode, rows: int, route: str
 
 
 def test_lane_says_what_a_request_must_match_and_fit() -> None:
-    lane = lane_of(MODEL, GEOMETRY, config(profile=Profile.B1_EXACT), token_budget=7)
+    lane = lane_of(MODEL, GEOMETRY, config(mode=SchedulerMode.AR_BATCH, profile=Profile.B1_EXACT), token_budget=7)
 
     assert lane.fingerprint == "tiny@0a1b:b1-exact:llama_ar_batch_b8_t1"
     assert (lane.decode_batch_max, lane.max_context_tokens, lane.token_budget) == (8, 100, 7)
@@ -93,6 +93,22 @@ def test_config_asks_for_the_geometry_of_its_mode(mode: SchedulerMode, rows: int
     geometry = config(mode=mode, decode_batch_max=4, depth=2).geometry
 
     assert (geometry.decode_batch_max, geometry.depth) == (rows, depth)
+
+
+@pytest.mark.parametrize(
+    ("asked", "refusal", "engine", "mode"),
+    [
+        (None, "", "mlx", SchedulerMode.MTP_BATCH),
+        (None, "its layers keep RotatingKVCache", "mlx", SchedulerMode.AR_BATCH),
+        (None, "", "scripted", SchedulerMode.AR_BATCH),
+        (SchedulerMode.MTP_BATCH, "its layers keep RotatingKVCache", "mlx", SchedulerMode.MTP_BATCH),
+        (SchedulerMode.SERIAL, "", "mlx", SchedulerMode.SERIAL),
+    ],
+)
+def test_config_takes_the_best_mode_of_a_model_unless_one_is_asked_for(
+    asked: SchedulerMode | None, refusal: str, engine: str, mode: SchedulerMode
+) -> None:
+    assert settled(config(mode=asked, engine=engine), replace(MODEL, mtp_refusal=refusal)).mode is mode
 
 
 def test_config_beats_five_times_a_lease() -> None:

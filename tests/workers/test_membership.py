@@ -14,7 +14,7 @@ from broker.scripts import DEFAULT_BOUNDS, Scripts
 from broker.wire import ModelCard, Seat
 from tests.support import factories as make
 from tests.support.reads import read_free_rows, read_state, read_waiting
-from workers.membership import Membership, Offer, Phase
+from workers.membership import Membership, Offer, Phase, Vitals
 
 CARD = ModelCard(make.MODEL, "tiny", "t0", 2048, 0, 300)
 
@@ -41,7 +41,7 @@ async def serve(membership: Membership, scripts: Scripts, *request_ids: str, **l
 
 
 async def beat(membership: Membership) -> bool:
-    return await membership.beat(progress=3, active=2, snapshot={"mode": "scripted"})
+    return await membership.beat(Vitals(progress=3, active=2, held=1), snapshot={"mode": "scripted"})
 
 
 async def test_member_is_known_before_it_knows_its_model(membership: Membership, client: Redis) -> None:
@@ -170,6 +170,19 @@ async def test_member_that_leaves_hands_everything_back(
     assert await read_waiting(client, keys.WAIT_RETURNED) == ["r1", "r2"]
     assert (await read_state(client, "r1"))["crashes"] == crashes
     assert await Registry(client).daemons() == []
+
+
+async def test_member_that_crashes_blames_the_suspect_among_its_rows_alone(
+    membership: Membership, scripts: Scripts, client: Redis
+) -> None:
+    await serve(membership, scripts, "suspect", "proven")
+    await scripts.hand_back(membership.id, [Seat("suspect", 1)], is_crash=True)
+    await scripts.form(membership.id, "c2", ["suspect"])
+
+    await membership.leave(is_crash=True)
+
+    crashes = [(await read_state(client, request_id))["crashes"] for request_id in ("suspect", "proven")]
+    assert crashes == [b"2", b"0"]
 
 
 async def test_member_that_leaves_twice_does_no_harm(membership: Membership, scripts: Scripts) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -106,10 +108,27 @@ async def test_worker_says_what_its_model_is(fragile: FragileServer, folder: Pat
         [card] = (await registry.cards()).values()
 
         assert record.lane is not None
-        assert record.lane.route == "llama_ar_batch_b2_t1"
+        assert record.lane.route == "llama_mtp_batch_b2_t2"
         assert record.lane.max_context_tokens == card.max_context_tokens == 1024
         assert card.name == "tiny-llama"
         assert "tokenizer.json" in await registry.tokenizer_files(card.tokenizer)
+
+
+async def test_worker_runs_plain_batching_and_says_why_when_its_model_has_other_caches(
+    fragile: FragileServer, folder: Path, tmp_path: Path
+) -> None:
+    windowed = Path(shutil.copytree(folder, tmp_path / "windowed"))
+    description = json.loads((windowed / "config.json").read_text())
+    kinds = ["sliding_attention"] * (description["num_hidden_layers"] - 1) + ["full_attention"]
+    (windowed / "config.json").write_text(json.dumps({**description, "layer_types": kinds, "sliding_window": 16}))
+
+    async with loaded(fragile, replace(CONFIG, model=str(windowed))) as worker:
+        await worker.beat()
+        [record] = await Registry(fragile.client()).workers()
+
+    assert record.lane is not None
+    assert record.lane.mode == "ar_batch"
+    assert "RotatingKVCache" in json.loads(record.fields["snapshot"])["mtp_batch_refused"]
 
 
 def test_lane_refuses_a_folder_that_is_not_there(tmp_path: Path) -> None:
@@ -125,3 +144,18 @@ def test_lane_says_what_to_do_when_the_default_model_was_not_fetched(tmp_path: P
 def test_lane_needs_a_model_or_a_cache_directory() -> None:
     with pytest.raises(LaneError, match="cache_dir"):
         MlxLane(CONFIG).describe()
+
+
+async def test_worker_offers_no_more_rows_than_its_memory_carries_and_says_so(
+    fragile: FragileServer, folder: Path
+) -> None:
+    config = replace(CONFIG, model=str(folder), decode_batch_max=8, max_context_tokens=1024, memory_bytes=4_000_000)
+    async with loaded(fragile, config) as worker:
+        await worker.beat()
+
+        [record] = await Registry(fragile.client()).workers()
+
+    assert record.lane is not None
+    told = json.loads(record.fields["snapshot"])["memory"]
+    assert record.lane.decode_batch_max == record.free_rows == told["rows_carried"] < told["rows_asked"] == 8
+    assert told["rows_carried"] * told["row_bytes"] <= told["limit_bytes"] == 4_000_000

@@ -7,7 +7,19 @@ from typing import Any
 import pytest
 
 from broker.scripts import CommitResult, FinishResult, Refusal
-from broker.wire import Cause, Failed, Finished, Logprob, Progress, Request, Sampling, Seat, Tokens, decode_events
+from broker.wire import (
+    Cause,
+    Failed,
+    Finished,
+    Logprob,
+    Progress,
+    Request,
+    Sampling,
+    Seat,
+    Stats,
+    Tokens,
+    decode_events,
+)
 from broker.wire import pack_tokens as pack
 from mtplx_core.engine import PrefillProgress, RowEnd, RowStats, RowTokens, StepResult, TokenLogprob
 from mtplx_core.engine import Sampling as EngineSampling
@@ -75,7 +87,7 @@ def test_row_matches_a_stop_string_that_began_in_an_earlier_attempt() -> None:
     table.take_step(brought("a", 2, 67, 68))
 
     assert made.finish is not None
-    assert made.finish.event == Finished("a", "stop", 3, 1)
+    assert made.finish.event == Finished("a", "stop", 3, 1, stats=Stats(1, (), (), 1, 1))
 
 
 def test_table_names_a_row_for_the_engine_to_discard_when_a_stop_string_ends_it() -> None:
@@ -219,7 +231,7 @@ def test_row_drops_what_is_not_committed_when_it_is_cancelled() -> None:
     assert table.take_commit(batch, CommitResult(wanted_ends={"a": "client"})) == [made]
 
     assert made.finish is not None
-    assert made.finish.event == Finished("a", "cancelled", 1, cause="client")
+    assert made.finish.event == Finished("a", "cancelled", 1, cause="client", stats=Stats(2, (), (), 1, 1))
     assert table.ended() == [made]
 
 
@@ -288,7 +300,7 @@ def test_answer_about_rows_that_were_dropped_meanwhile_changes_nothing() -> None
     made = row()
     table = table_of(made)
     batch = table.gather(0.0)
-    assert table.clear() == [made]
+    assert table.clear("lost") == [made]
 
     assert table.take_commit(batch, CommitResult(wanted_ends={"a": "client"})) == []
     assert table.take_commit(batch, CommitResult(refused=(Refusal("a", "lost", 0),))) == []
@@ -313,17 +325,6 @@ def test_row_with_tokens_to_commit_is_not_finished_yet() -> None:
     table.take_step(ended("a", "length"))
 
     assert table.ended() == []
-
-
-def test_rows_wait_in_order_for_a_place_in_the_engine() -> None:
-    table = RowTable()
-    rows = [row(name) for name in "abc"]
-    for each in rows:
-        table.add(each)
-
-    assert table.waiting(2) == rows[:2]
-    assert table.waiting(-1) == []
-    assert table.decoding == 0
 
 
 def test_two_attempts_at_a_request_are_two_rows() -> None:

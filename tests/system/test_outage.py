@@ -1,0 +1,147 @@
+"""Redis is away for half a minute, frozen or killed, with a lease of one second. Real processes; engine: scripted.
+
+Both outages happen at the same time, each on a stack of its own; the tests then look at what came of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from broker import keys
+from tests.support.stack import Stack, connection
+from tests.support.told import Told
+from tests.system.breaking import complete, streams_of, until
+
+How = Literal["frozen", "killed"]
+AWAY_S = 30.0
+REFUSED_WITHIN_S = 1.0
+RUN_AHEAD = 100
+LENGTH = 400
+
+
+@dataclass(slots=True)
+class Outage:
+    """What was seen of one outage."""
+
+    told: list[Told] = field(default_factory=list)
+    seen_before: list[int] = field(default_factory=list)
+    seen_at_once_after: list[int] = field(default_factory=list)
+    """Characters in the first piece that arrived when Redis was back."""
+    refusals: list[httpx.Response | None] = field(default_factory=list)
+    """Answers to requests during the outage; None when there was none within a second."""
+    health: list[int] = field(default_factory=list)
+    attempts: set[str] = field(default_factory=set)
+    ended: dict[str, int] = field(default_factory=dict)
+    deaths: list[str] = field(default_factory=list)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def outages() -> Mapping[How, Outage]:
+    frozen, killed = await asyncio.gather(_observe("frozen"), _observe("killed"))
+    return {"frozen": frozen, "killed": killed}
+
+
+@pytest.fixture(params=["frozen", "killed"])
+def outage(request: pytest.FixtureRequest, outages: Mapping[How, Outage]) -> Outage:
+    return outages[request.param]
+
+
+async def _observe(how: How) -> Outage:
+    stack = Stack()
+    lease = ("--lease-s", "1")
+    script = ("--engine", "scripted", "--script-step-s", "0.03", "--run-ahead-steps", str(RUN_AHEAD))
+    stack.arguments["worker"] = (*script, *lease)
+    stack.arguments["former"] = lease
+    await asyncio.to_thread(stack.__enter__)
+    try:
+        return await _go_through(stack, how)
+    finally:
+        await asyncio.to_thread(stack.__exit__, None, None, None)
+
+
+async def _go_through(stack: Stack, how: How) -> Outage:
+    outage = Outage()
+    async with streams_of(stack) as streams:
+        running = streams.start(*(f"{how} runs {i}" for i in range(8)), length=LENGTH)
+        await streams.grow(10)
+        streams.start(*(f"{how} waits {i}" for i in range(4)), length=LENGTH)
+        outage.told = streams.told
+        await until(lambda: all(told.request_id for told in outage.told))
+        if how == "frozen":
+            stack.signal("redis", signal.SIGSTOP)
+        else:
+            await asyncio.to_thread(stack.kill, "redis")
+        outage.seen_before = [len(told.seen) for told in running]
+        await _ask_in_vain(stack, outage)
+        if how == "frozen":
+            stack.signal("redis", signal.SIGCONT)
+        else:
+            stack.start_one("redis")
+        await until(lambda: all(len(t.seen) > n for t, n in zip(running, outage.seen_before, strict=True)))
+        outage.seen_at_once_after = [
+            len(told.seen) - before for told, before in zip(running, outage.seen_before, strict=True)
+        ]
+        await streams.end()
+    with connection(stack.redis_url) as redis:
+        states = [redis.hgetall(keys.state(told.request_id)) for told in outage.told]
+        outage.attempts = {state[b"attempt"].decode() for state in states}
+        outage.ended = {name.decode(): int(count) for name, count in redis.hgetall(keys.ENDED).items()}
+    outage.deaths = [line for line in stack.logs().splitlines() if "is dead" in line or "declared dead" in line]
+    return outage
+
+
+async def _ask_in_vain(stack: Stack, outage: Outage) -> None:
+    """New requests over the length of the outage, the first of them at its very start."""
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + AWAY_S
+    async with httpx.AsyncClient(verify=False, base_url=stack.url, timeout=REFUSED_WITHIN_S) as http:
+        while loop.time() < end_s:
+            try:
+                outage.refusals.append(await complete(http, "meanwhile", 5))
+            except httpx.TimeoutException:
+                outage.refusals.append(None)
+            try:
+                outage.health.append((await http.get("/health")).status_code)
+            except httpx.TimeoutException:
+                outage.health.append(0)
+            await asyncio.sleep(0.5)
+
+
+def test_new_requests_are_refused_within_a_second(outage: Outage) -> None:
+    statuses = [refusal.status_code if refusal is not None else None for refusal in outage.refusals]
+
+    assert set(statuses) == {503}
+    assert all(refusal is not None and refusal.headers["retry-after"] for refusal in outage.refusals)
+
+
+def test_health_answers_and_goes_unready(outage: Outage) -> None:
+    assert set(outage.health[2:]) == {503}
+    assert 0 not in outage.health
+
+
+def test_nothing_accepted_is_lost_and_no_token_is_wrong(outage: Outage) -> None:
+    assert [str(told) for told in outage.told if not told.is_right] == []
+
+
+def test_no_attempt_is_raised_and_nothing_is_cancelled(outage: Outage) -> None:
+    assert outage.attempts == {"1"}
+    assert outage.ended.pop("interactive:finished:length") == len(outage.told)
+    # Sent to a server that froze, and answered with 503: it may have been accepted once the server went on.
+    assert outage.ended in ({}, {"interactive:cancelled:listener": 1})
+
+
+def test_nobody_is_declared_dead(outage: Outage) -> None:
+    assert outage.deaths == []
+
+
+def test_running_rows_decode_on_within_a_bound(outage: Outage) -> None:
+    # A step was under way and some were committed when Redis went; hence a little less than the bound.
+    assert all(RUN_AHEAD - 20 <= ahead <= RUN_AHEAD + 60 for ahead in outage.seen_at_once_after)
