@@ -78,6 +78,11 @@ class Settings:
     default_timeout_s: float = option(
         3600.0, "Deadline of a request that names none.", API, minimum=1, maximum=7 * DAY_S)
     max_timeout_s: float = option(6 * 3600.0, "Latest deadline a request may name.", API, minimum=1, maximum=7 * DAY_S)
+    queue_requests_max: int = option(
+        10_000, "Interactive requests that wait or run at once, and as many offline ones; beyond it 503.", API,
+        minimum=1, maximum=1_000_000)
+    queue_tokens_max: int = option(
+        50_000_000, "Tokens that they may cost together.", API, minimum=1, maximum=1 << 50)
     retention_s: float = option(
         600.0, "How long an ended request stays readable.", API, minimum=1, maximum=30 * DAY_S)
     detach_s: float = option(
@@ -85,6 +90,9 @@ class Settings:
     lane_grace_s: float = option(
         60.0, "How long a model without a live worker still queues.", API, minimum=0, maximum=DAY_S)
     drain_s: float = option(30.0, "How long open streams may go on after SIGTERM.", API, minimum=0, maximum=3600)
+    drain_notice_s: float = option(
+        0.0, "How long after SIGTERM health says draining before connections are refused; for a balancer.", API,
+        minimum=0, maximum=600)
     registry_age_s: float = option(
         1.0, "How old the API's picture of models and lanes may be.", API, minimum=0, maximum=60)
 
@@ -106,7 +114,8 @@ class Settings:
     share_port: int = option(6380, "TCP port of the shared broker.", UP, minimum=1, maximum=65535)
 
     model: str | None = option(None, "Model folder or hub id; the fetched default without one.", WORKER, LOOK)
-    scheduler_mode: SchedulerModeName = option("ar_batch", "Engine the lane runs on.", WORKER)
+    scheduler_mode: SchedulerModeName | None = option(
+        None, "Engine the lane runs on; by itself mtp_batch where the model allows it, else ar_batch.", WORKER)
     profile: ProfileName = option("balanced", "Numerics: rows together, or each row alone.", WORKER)
     batching_preset: PresetName = option(
         USUAL, "Rows, wait, prefill chunk and offline share in one word; each option goes before it.", WORKER, FORMER)
@@ -123,7 +132,7 @@ class Settings:
     token_budget: int = option(
         0, "Cache slots of all rows together; 0: derived from memory_bytes.", WORKER, minimum=0, maximum=1 << 40)
     memory_bytes: int = option(
-        0, "Memory that caches may take; 0: rows alone are the bound.", WORKER, minimum=0, maximum=1 << 50)
+        0, "Memory that caches may take; 0: what this machine has left for them.", WORKER, minimum=0, maximum=1 << 50)
     grace_s: float = option(
         30.0, "How long rows may go on after SIGTERM before they are handed back.", WORKER, minimum=0, maximum=3600)
     lease_s: float = option(
@@ -144,11 +153,11 @@ class Settings:
     rows_per_key: int = option(
         0, "Most rows at once per API key; 0: no bound.", FORMER, minimum=0, maximum=1 << 20)
     offline_age_ms: int = option(
-        600_000, "Offline requests that waited longer go before interactive ones.", FORMER,
+        600_000, "Offline requests that waited longer go before interactive ones.", FORMER, WORKER,
         minimum=0, maximum=30 * DAY_S * 1000)
     min_run_ms: int = option(
-        5000, "How long an offline row that gave way to interactive work runs undisturbed once it is back.", FORMER,
-        minimum=0, maximum=DAY_S * 1000)
+        5000, "How long an offline row that gave way to interactive work runs undisturbed once it is back.",
+        FORMER, WORKER, minimum=0, maximum=DAY_S * 1000)
     max_crashes: int = option(
         3, "Workers that may die with a request before it is given up.", FORMER, minimum=1, maximum=100)
 
@@ -164,6 +173,8 @@ class Settings:
         None, "Where scripted completions end by themselves.", WORKER, minimum=0, maximum=1 << 20, is_hidden=True)
     script_crash_text: str | None = option(
         None, "A prompt that holds this text kills a scripted worker.", WORKER, is_hidden=True)
+    script_dead_text: str | None = option(
+        None, "A prompt that holds this text makes a scripted engine's step raise.", WORKER, is_hidden=True)
     # fmt: on
 
     def __getitem__(self, name: str) -> object:

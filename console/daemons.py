@@ -57,7 +57,7 @@ def worker_config(settings: Settings, environ: Mapping[str, str]) -> WorkerConfi
     return WorkerConfig(
         redis_url=redis_url_of(settings),
         name=socket.gethostname().partition(".")[0],
-        mode=SchedulerMode(settings.scheduler_mode),
+        mode=None if settings.scheduler_mode is None else SchedulerMode(settings.scheduler_mode),
         script=_script(settings),
         **shared,
     )
@@ -81,6 +81,7 @@ def _script(settings: Settings) -> ScriptConfig:
         tokens_per_step=tokens_per_step,
         eos_position=settings.script_eos_position,
         crash_text=settings.script_crash_text or "",
+        dead_text=settings.script_dead_text or "",
     )
 
 

@@ -44,6 +44,7 @@ class WorkerView:
     rows: int
     rows_active: int
     rows_free: int
+    rows_paused: int
     tokens_committed: int
     """Since the worker started."""
     snapshot: Mapping[str, Any]
@@ -173,7 +174,8 @@ def _worker(record: DaemonRecord) -> WorkerView:
         is_accepting=record.is_accepting,
         rows=record.lane.decode_batch_max if record.lane else 0,
         rows_active=record.active_rows,
-        rows_free=record.free_rows,
+        rows_free=max(record.free_rows, 0),
+        rows_paused=record.paused_rows,
         tokens_committed=int(snapshot.get("tokens_committed", 0)),
         snapshot=snapshot,
     )

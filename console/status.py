@@ -135,6 +135,7 @@ def _lane_table(lane: LaneView, speed: Speed | None) -> Table:
         bar = "█" * worker.rows_active + "░" * max(0, worker.rows - worker.rows_active)
         rate = speed.tokens_per_s.get(worker.id) if speed is not None else None
         shown = "" if rate is None else f"{rate:.0f}"
-        rows = f"{bar} {worker.rows_active}/{worker.rows}"
+        paused = f", {worker.rows_paused} paused" if worker.rows_paused else ""
+        rows = f"{bar} {worker.rows_active}/{worker.rows}{paused}"
         table.add_row(worker.id, worker.host, worker.pid, phase, rows, str(worker.tokens_committed), shown)
     return table
