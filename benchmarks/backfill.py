@@ -112,6 +112,7 @@ async def call(http: httpx.AsyncClient, model: str, plan: Plan, *, count: int) -
         prompt = PROMPTS[index % len(PROMPTS)]
         body = chat_body(prompt, model=model, max_tokens=plan.max_tokens, ignore_eos=True)
         answers.append(await stream_answer(http, body))
+        click.echo(f"first token {answers[-1].first_token_s:.3f} s, all {answers[-1].total_s:.3f} s", err=True)
     rates = [(answer.tokens - 1) / (answer.total_s - answer.first_token_s) for answer in answers]
     return Interactive(median([answer.first_token_s for answer in answers]), median(rates)), answers
 
