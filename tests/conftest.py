@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 load_blas()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that wait for real processes go first: begun last, they would be all that is left to run."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/system/"))
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> LoadedModel:
     """SmolLM2-135M-Instruct out of the user's cache, fetched first where it is missing."""

@@ -22,7 +22,7 @@ from workers.config import ScriptConfig, WorkerConfig
 BUILT: Mapping[type[Any], set[str]] = {
     ApiConfig: {"redis_url", "files_url"},
     BatchWorkerConfig: {"redis_url", "files_url"},
-    FormerConfig: {"redis_url", "policy", "tick_s"},
+    FormerConfig: {"redis_url", "policy", "tick_s", "wire"},
     PolicyConfig: set(),
     WorkerConfig: {"redis_url", "name", "mode", "script"},
     ScriptConfig: set(),
