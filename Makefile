@@ -17,7 +17,7 @@ up: install ## Run everything on this machine and serve on 127.0.0.1:PORT (PORT=
 
 # Two processes, one thread of matrix products each: more of either only get in each other's way on two cores.
 test: install .venv/.dev ## Run all tests
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadscope
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadscope --no-loadscope-reorder
 
 check: .venv/.run .venv/.dev ## Check format, style and types
 	$(BIN)/ruff format --check .
