@@ -143,5 +143,5 @@ def test_nobody_is_declared_dead(outage: Outage) -> None:
 
 
 def test_running_rows_decode_on_within_a_bound(outage: Outage) -> None:
-    # A step was under way and some were committed when Redis went; hence a little less than the bound.
-    assert all(RUN_AHEAD - 20 <= ahead <= RUN_AHEAD + 60 for ahead in outage.seen_at_once_after)
+    # Steps under way when Redis went, and those since it came back, blur it; without a bound it would be all of a row.
+    assert all(RUN_AHEAD // 2 <= ahead <= 2 * RUN_AHEAD for ahead in outage.seen_at_once_after)
