@@ -44,6 +44,8 @@ class LineCall:
     def __init__(self, text: TextClient, patience: Patience, endpoint: Endpoint, batch_id: str, line: Line) -> None:
         self._batch_id = batch_id
         self._line = line
+        self.is_expired = False
+        """Whether the batch's window closed before it was answered."""
         self._call = PatientCall(text, patience, endpoint, line.body, call_id=f"{batch_id}-{line.number}")
 
     async def run(self) -> Result:
@@ -52,7 +54,7 @@ class LineCall:
             answered = await self._call.run()
         except ApiError as error:
             if error.code == "deadline_exceeded":
-                return expired_result(self._batch_id, self._line)
+                return self._expired()
             response = _Response(error.status, self._call.call_id, msgspec.Raw(error_body(error)))
             return self._result(response)
         return self._answered(answered)
@@ -66,13 +68,17 @@ class LineCall:
         if "cancelled" in whole.reasons:
             return _failed(self._batch_id, self._line, "request_cancelled", "The request was cancelled.")
         if "deadline" in whole.reasons:
-            return expired_result(self._batch_id, self._line)
+            return self._expired()
         result = self._result(_Response(200, call.id, msgspec.Raw(whole.body)))
         return result._replace(
             kind="output",
             input_tokens=whole.usage.prompt_tokens,
             output_tokens=whole.usage.completion_tokens,
         )
+
+    def _expired(self) -> Result:
+        self.is_expired = True
+        return expired_result(self._batch_id, self._line)
 
     def _result(self, response: _Response) -> Result:
         data = _encode(self._batch_id, self._line, response, None)

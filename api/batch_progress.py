@@ -126,6 +126,8 @@ class Progress:
         self._calls[line.number] = call
         try:
             self._results.put_nowait(await call.run())
+            if call.is_expired:  # the lines may all have ended before a beat tells that the window has closed
+                self._lease.halt("expired")
         finally:
             del self._calls[line.number]
             slots.release()

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 
-from benchmarks.lanes import HEAD, LONGEST, SHORTEST
+from benchmarks.lanes import LONGEST, SHORTEST
 from benchmarks.prompts import PromptWriter
 from benchmarks.ratios import report
 
@@ -59,7 +59,7 @@ class Plan:
 @click.option("--prompts", default=64, show_default=True)
 @click.option("--tokens", default=32, show_default=True, help="Of each answer.")
 @click.option("--rows", "width", default=8, show_default=True)
-@click.option("--head", "head_folder", type=click.Path(path_type=Path), default=HEAD)
+@click.option("--head", "head_folder", type=click.Path(path_type=Path), help="Else the shipped one.")
 @click.option(
     "--serial/--no-serial", "has_serial", default=True, help="Whether to hold answers against the serial engine."
 )
@@ -71,7 +71,7 @@ def main(
     prompts: int,
     tokens: int,
     width: int,
-    head_folder: Path,
+    head_folder: Path | None,
     has_serial: bool,
 ) -> None:
     """Check."""
@@ -90,15 +90,17 @@ def main(
 class Check:
     """The model, its head and the prompts."""
 
-    def __init__(self, plan: Plan, head_folder: Path) -> None:
+    def __init__(self, plan: Plan, head_folder: Path | None) -> None:
         from mtplx_core.fetch import default_cache_dir, default_model_dir
         from mtplx_core.loader import load_model
-        from mtplx_core.mtp_lane import load_head
+        from mtplx_core.mtp_lane import find_head
 
         folder = default_model_dir(default_cache_dir(os.environ))
         self._plan = plan
         self._loaded = load_model(folder)
-        self._head = load_head(head_folder, self._loaded)
+        head = find_head(head_folder, self._loaded)
+        assert head is not None, "a head is shipped for this model"
+        self._head = head
         self._writer = PromptWriter(folder)
 
     def run(self, name: str) -> Outcome:

@@ -21,7 +21,6 @@ from api.text_client import TextClient
 from benchmarks.clients import PROMPTS, Answer, chat_body, stream_answer
 from benchmarks.ratios import median, report
 
-HEAD = Path(__file__).resolve().parents[1] / "heads" / "smollm2-135m"
 ROWS = 8
 OFFLINE_TOKENS = 256
 SETTLE_S = 3.0
@@ -61,14 +60,14 @@ class Flow(NamedTuple):
 @click.option("--quick", is_flag=True, help="Fewer and shorter calls.")
 @click.option("--json", "as_json", is_flag=True)
 @click.option("--mode", default="mtp_batch", type=click.Choice(["ar_batch", "mtp_batch"]))
-@click.option("--head", default=HEAD, type=click.Path(path_type=Path, exists=True), help="For the mode mtp_batch.")
-def main(*, quick: bool, as_json: bool, mode: str, head: Path) -> None:
+@click.option("--head", type=click.Path(path_type=Path, exists=True), help="Else the shipped one.")
+def main(*, quick: bool, as_json: bool, mode: str, head: Path | None) -> None:
     """Measure."""
     from tests.support.stack import Stack
 
     plan = Plan(4, 24, 10.0) if quick else Plan(12, 48, 40.0)
     stack = Stack()
-    drafting = ("--head", str(head.resolve())) if mode == "mtp_batch" else ()
+    drafting = ("--head", str(head.resolve())) if head is not None else ()
     stack.arguments["worker"] = ("--scheduler-mode", mode, "--decode-batch-max", str(ROWS), *drafting)
     with stack:
         asyncio.run(measure(stack.redis_url, stack.url, plan, as_json=as_json))

@@ -19,7 +19,6 @@ import click
 from benchmarks.clients import PROMPTS
 from benchmarks.ratios import Ratio, paired_ratio, report
 
-HEAD = Path(__file__).resolve().parents[1] / "heads" / "smollm2-135m"
 TOPICS = ("tides", "bread", "chess", "volcanoes", "jazz", "glass", "bees", "maps", "salt", "clocks")
 CONTEXT = 1024
 
@@ -59,15 +58,15 @@ class Comparison(NamedTuple):
 @click.option("--mode", default="mtp_batch", type=click.Choice(["ar_batch", "mtp_batch"]))
 @click.option("--rows", default="8,32", show_default=True, help="Rows on both sides.")
 @click.option("--rounds", default=3, show_default=True, help="Pairs of runs.")
-@click.option("--head", default=HEAD, type=click.Path(path_type=Path, exists=True), help="For the mode mtp_batch.")
-def main(*, quick: bool, as_json: bool, mode: str, rows: str, rounds: int, head: Path) -> None:
+@click.option("--head", type=click.Path(path_type=Path, exists=True), help="Else the shipped one.")
+def main(*, quick: bool, as_json: bool, mode: str, rows: str, rounds: int, head: Path | None) -> None:
     """Measure."""
     from mtplx_core.blas import load_blas
 
     blas = load_blas()
     plan = Plan(32, 24, 1) if quick else Plan(200, 96, rounds)
     reference = MlxLm()
-    worker = ("--scheduler-mode", mode, *(("--head", str(head.resolve())) if mode == "mtp_batch" else ()))
+    worker = ("--scheduler-mode", mode, *(("--head", str(head.resolve())) if head is not None else ()))
     ratios = {count: compare(reference, count, plan, worker) for count in map(int, rows.split(","))}
     lines = [f"{plan.prompts} prompts, up to {plan.max_tokens} tokens each, {plan.rounds} pairs, {mode}, {blas}"]
     for count, (decoding, process) in ratios.items():

@@ -2,7 +2,8 @@
 
 `python -m benchmarks.lanes [--quick] [--json] [--rows 1,8] [--only greedy] [--head FOLDER] [--model FOLDER]`. Prompts
 are chat prompts of mixed length; prefill is not measured. Every ratio is the median over pairs of blocks; a block ends
-when the device has finished it.
+when the device has finished it. A pair of narrow batches goes over several prompts, since what is accepted differs more
+between answers than the machine's moods do between pairs.
 """
 
 from __future__ import annotations
@@ -25,10 +26,9 @@ SHORTEST, LONGEST = 20, 600
 CONTEXT = 2048
 TEMPERATURES = {"greedy": 0.0, "sampled": 0.8}
 NON_TRUNK_WIDTHS = (1, 2, 4, 8)
-HEAD = Path(__file__).resolve().parents[1] / "heads" / "smollm2-135m"
 WARM_CYCLES = 4
 """Of each lane, before the first block of its prompts."""
-FORWARDS = 5
+FORWARDS = 3
 """Timed alone after each pair of blocks, by depth that was used."""
 
 
@@ -47,6 +47,9 @@ class Block(NamedTuple):
     def cycle_s(self) -> float:
         return self.seconds / self.cycles
 
+    def and_then(self, other: Block) -> Block:
+        return Block(self.seconds + other.seconds, self.tokens + other.tokens, self.cycles + other.cycles)
+
 
 class Lane(Protocol):
     """Something that decodes a fixed set of rows, one cycle at a time."""
@@ -61,23 +64,50 @@ class Effort:
 
     pairs: int = 7
     cycles: int = 16
-    """Of one block."""
-    prompts: int = 8
-    """Decoded over all pairs, at least; narrow batches take new ones after some pairs."""
+    """Of each lane over each batch of prompts."""
+    rows_per_pair: int = 4
+    """At least; narrower batches take so many more prompts in each pair."""
+    rows: int = 16
+    """Over all pairs, at least; wider batches decode the same prompts in every pair."""
 
-    def sets(self, width: int) -> int:
-        return max(1, min(self.pairs, self.prompts // width))
+    def batches(self, width: int) -> list[list[int]]:
+        """Numbers of the batches of prompts that each pair decodes."""
+        each = self.rows_per_pair // width
+        if each > 1:
+            return [list(range(pair * each, (pair + 1) * each)) for pair in range(self.pairs)]
+        whole = max(1, self.rows // width)
+        return [[pair * whole // self.pairs] for pair in range(self.pairs)]
+
+
+class Compared(NamedTuple):
+    """A block of each lane over the same prompts."""
+
+    reference: Block
+    tested: Block
+    forward_s: float
+    """The trunk forwards of the tested block, timed alone."""
+    depths: Counter[int]
 
 
 @dataclass
 class Measured:
-    """Everything about one width and temperature."""
+    """Everything about one width and temperature; a block and its forwards for each pair."""
 
     reference: list[Block] = field(default_factory=list)
     tested: list[Block] = field(default_factory=list)
     forward_s: list[float] = field(default_factory=list)
-    """Trunk forward of a cycle of each tested block: the mean over the depths of its cycles."""
     depths: Counter[int] = field(default_factory=Counter)
+
+    def add(self, compared: Compared, *, is_new_pair: bool) -> None:
+        if is_new_pair:
+            self.reference.append(compared.reference)
+            self.tested.append(compared.tested)
+            self.forward_s.append(compared.forward_s)
+        else:
+            self.reference[-1] = self.reference[-1].and_then(compared.reference)
+            self.tested[-1] = self.tested[-1].and_then(compared.tested)
+            self.forward_s[-1] += compared.forward_s
+        self.depths += compared.depths
 
     @property
     def ratio(self) -> Ratio:
@@ -89,15 +119,13 @@ class Measured:
         """Drafts accepted per row and cycle."""
         return sum(b.tokens for b in self.tested) / sum(b.cycles for b in self.tested) / rows - 1
 
-    def allowed(self, rows: int) -> float:
-        """The ratio that would come out if a cycle cost its trunk forward alone."""
-        costs = [plain.cycle_s / forward for plain, forward in zip(self.reference, self.forward_s, strict=True)]
-        return (1 + self.accepted(rows)) * median(costs)
+    def of_allowed(self) -> float:
+        """Of the ratio that would come out if a cycle cost its trunk forward alone; what is accepted drops out."""
+        return median([forward / block.seconds for block, forward in zip(self.tested, self.forward_s, strict=True)])
 
     def non_trunk(self) -> float:
         """Share of a cycle that is not the trunk's forward."""
-        shares = [1 - forward / block.cycle_s for block, forward in zip(self.tested, self.forward_s, strict=True)]
-        return max(0.0, median(shares))
+        return max(0.0, 1 - self.of_allowed())
 
 
 @click.command()
@@ -106,7 +134,7 @@ class Measured:
 @click.option("--rows", default="", help="Widths, comma separated, to split a long run into pieces.")
 @click.option("--only", type=click.Choice(list(TEMPERATURES)), help="One of the two ways of sampling.")
 @click.option("--model", type=click.Path(path_type=Path, exists=True), help="By default SmolLM2-135M.")
-@click.option("--head", "head_folder", type=click.Path(path_type=Path), help="Else the model's, or that in heads/.")
+@click.option("--head", "head_folder", type=click.Path(path_type=Path), help="Else the model's, or the shipped one.")
 @click.option("--depth", type=int, help="Most tokens drafted per row and cycle; by default the head's own bound.")
 @click.option("--fixed", is_flag=True, help="Always draft that many instead of choosing the depth by cycle.")
 def main(
@@ -124,9 +152,7 @@ def main(
     from mtplx_core.blas import load_blas
 
     blas = load_blas()
-    if model is None and head_folder is None and HEAD.is_dir():
-        head_folder = HEAD
-    effort = Effort(pairs=3, cycles=8, prompts=2) if quick else Effort()
+    effort = Effort(pairs=3, cycles=8, rows_per_pair=1, rows=2) if quick else Effort()
     bench = Bench(model, head_folder, effort=effort, depth=depth, is_fixed=fixed)
     click.echo(f"{bench.describe()}, {blas}, chat prompts of {SHORTEST} to {LONGEST} tokens")
     widths = [int(width) for width in rows.split(",")] if rows else [1, 4, 8] if quick else [1, 2, 4, 8, 16, 32]
@@ -166,23 +192,26 @@ class Bench:
         drafts = "lookup" if self._head is None else f"lookup and head {self._head.name}"
         how = "always" if self._is_fixed else "at most"
         name = f"{self.loaded.name} {str(self.loaded.dtype).removeprefix('mlx.core.')}"
-        return (
-            f"{name}, {drafts}, depth {how} {self._depth}, {self._effort.pairs} pairs of {self._effort.cycles} cycles"
-        )
+        effort = self._effort
+        blocks = f"{effort.pairs} pairs of {effort.cycles} cycles over at least {effort.rows_per_pair} rows"
+        return f"{name}, {drafts}, depth {how} {self._depth}, {blocks}"
 
     def measure(self, width: int, temperature: float) -> Measured:
-        effort, measured = self._effort, Measured()
-        tested = EngineLane(self, width)
-        sets = effort.sets(width)
-        for number in range(sets):
-            prompts = self._prompts(width, number)
-            reference = GeneratorLane(self.loaded.model, prompts, temperature)
-            tested.take(prompts, temperature)
-            for lane in (reference, tested):
-                _block(lane, WARM_CYCLES)
-            for pair in range(number * effort.pairs // sets, (number + 1) * effort.pairs // sets):
-                self._measure_pair(measured, reference, tested, is_tested_first=pair % 2 == 1)
-            reference.close()
+        measured, tested = Measured(), EngineLane(self, width)
+        batches = self._effort.batches(width)
+        prompts = self._prompts(width, batches[-1][-1] + 1)
+        reference, current = None, None
+        for pair, numbers in enumerate(batches):
+            for place, number in enumerate(numbers):
+                if reference is None or number != current:
+                    if reference is not None:
+                        reference.close()
+                    reference, current = GeneratorLane(self.loaded.model, prompts[number], temperature), number
+                    tested.take(prompts[number], temperature)
+                    for lane in (reference, tested):
+                        _block(lane, WARM_CYCLES)
+                compared = self._compare(reference, tested, is_tested_first=(pair + place) % 2 == 1)
+                measured.add(compared, is_new_pair=place == 0)
         tested.close()
         return measured
 
@@ -200,32 +229,22 @@ class Bench:
         with tempfile.TemporaryDirectory() as probes:
             return build_mtp_engine(self.loaded, geometry, head=self._head, probe_dir=Path(probes))
 
-    def _measure_pair(
-        self, measured: Measured, reference: GeneratorLane, tested: EngineLane, *, is_tested_first: bool
-    ) -> None:
-        cycles = self._effort.cycles
-        if is_tested_first:
-            before = tested.depths()
-            measured.tested.append(_block(tested, cycles))
-            depths = tested.depths() - before
-            measured.reference.append(_block(reference, cycles))
-        else:
-            measured.reference.append(_block(reference, cycles))
-            before = tested.depths()
-            measured.tested.append(_block(tested, cycles))
-            depths = tested.depths() - before
-        measured.depths += depths
+    def _compare(self, reference: GeneratorLane, tested: EngineLane, *, is_tested_first: bool) -> Compared:
+        blocks: dict[bool, Block] = {}
+        before = tested.depths()
+        for is_tested in (is_tested_first, not is_tested_first):
+            blocks[is_tested] = _block(tested if is_tested else reference, self._effort.cycles)
+        depths = tested.depths() - before
         spent_s = sum(tested.forward_s(depth) * count for depth, count in depths.items())
-        measured.forward_s.append(spent_s / depths.total())
+        return Compared(blocks[False], blocks[True], spent_s * self._effort.cycles / depths.total(), depths)
 
-    def _prompts(self, width: int, number: int) -> list[tuple[int, ...]]:
-        """Lengths are spread evenly over the prompts of a batch, and over the batches where one row is one batch."""
-        count = max(width, self._effort.sets(width))
-        step = (LONGEST - SHORTEST) / max(count - 1, 1)
-        places = range(width) if width >= count else [number + row * count // width for row in range(width)]
+    def _prompts(self, width: int, batches: int) -> list[list[tuple[int, ...]]]:
+        """Batches of prompts; lengths are spread over each batch, and over the batches where they are narrow."""
+        count = width * batches
+        lengths = [round(SHORTEST + (LONGEST - SHORTEST) * place / max(count - 1, 1)) for place in range(count)]
         return [
-            self._writer.write(number * width + row, tokens=round(SHORTEST + step * (place % count)))
-            for row, place in enumerate(places)
+            [self._writer.write(number * width + row, tokens=lengths[row * batches + number]) for row in range(width)]
+            for number in range(batches)
         ]
 
 
@@ -316,15 +335,13 @@ def _block(lane: Lane, cycles: int) -> Block:
 
 
 def _line(width: int, name: str, measured: Measured) -> str:
-    ratio, allowed = measured.ratio, measured.allowed(width)
     plain_ms = 1e3 * median([block.cycle_s for block in measured.reference])
     cycle_ms = 1e3 * median([block.cycle_s for block in measured.tested])
-    forward_ms = 1e3 * median(measured.forward_s)
     depths = " ".join(f"{depth}:{count}" for depth, count in sorted(measured.depths.items()))
     return (
-        f"{width:3d} rows, {name:8s} {ratio}  accepted {measured.accepted(width):.2f}  of what the forward allows "
-        f"{ratio.median / allowed:.3f}  non-trunk {measured.non_trunk():.3f}  plain step {plain_ms:.0f} ms, "
-        f"cycle {cycle_ms:.0f} ms, its forward {forward_ms:.0f} ms  cycles by depth {depths}"
+        f"{width:3d} rows, {name:8s} {measured.ratio}  accepted {measured.accepted(width):.2f}  of what the forward "
+        f"allows {measured.of_allowed():.3f}  plain step {plain_ms:.0f} ms, cycle {cycle_ms:.0f} ms  "
+        f"cycles by depth {depths}"
     )
 
 

@@ -24,7 +24,6 @@ from benchmarks.clients import PROMPTS, Round, chat_body, run_round
 from benchmarks.ratios import Ratio, median, paired_ratio, report
 
 CLIENTS = "1,4,8,16"
-HEAD = Path(__file__).resolve().parents[1] / "heads" / "smollm2-135m"
 ROWS = 8
 _READY_S = 120.0
 # The server in a process whose matrix product is ours; its command line has no way to load one.
@@ -45,9 +44,9 @@ class Compared(NamedTuple):
 @click.option("--json", "as_json", is_flag=True)
 @click.option("--mode", default="mtp_batch", type=click.Choice(["serial", "ar_batch", "mtp_batch"]))
 @click.option("--clients", default=CLIENTS, show_default=True, help="How many ask at once.")
-@click.option("--head", default=HEAD, type=click.Path(path_type=Path, exists=True), help="For the mode mtp_batch.")
+@click.option("--head", type=click.Path(path_type=Path, exists=True), help="Else the shipped one.")
 @click.option("--worker", multiple=True, help="Further argument of the worker, such as --worker=--depth=2.")
-def main(*, quick: bool, as_json: bool, mode: str, clients: str, head: Path, worker: tuple[str, ...]) -> None:
+def main(*, quick: bool, as_json: bool, mode: str, clients: str, head: Path | None, worker: tuple[str, ...]) -> None:
     """Measure."""
     from mtplx_core.blas import load_blas
 
@@ -57,7 +56,7 @@ def main(*, quick: bool, as_json: bool, mode: str, clients: str, head: Path, wor
     from tests.support.stack import Stack, free_port
 
     stack = Stack()
-    drafting = ("--head", str(head.resolve())) if mode == "mtp_batch" else ()
+    drafting = ("--head", str(head.resolve())) if head is not None else ()
     stack.arguments["worker"] = ("--scheduler-mode", mode, "--decode-batch-max", str(ROWS), *drafting, *worker)
     with stack, MlxLmServer(_model_folder(), free_port()) as reference:
         name = _served_name(stack.url)

@@ -7,7 +7,7 @@ here can change an answer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from mtplx_core.cost_table import CostTable
@@ -36,10 +36,11 @@ class Odds:
 
     lookup_found: float = 0.3
     lookup_right: float = 0.6
+    lookup_further: float = 0.8
+    """At a later place, all before it accepted."""
     head_right: float = 0.0
     """At the first place, where lookup found nothing."""
-    further: float = 0.6
-    """At a later place, all before it accepted."""
+    head_further: float = 0.35
 
     def learn(self, trial: Trial) -> None:
         self.lookup_found = _blend(self.lookup_found, trial.has_lookup)
@@ -48,28 +49,29 @@ class Odds:
         elif trial.depth:
             self.head_right = _blend(self.head_right, trial.accepted > 0)
         for place in range(1, min(trial.depth, trial.accepted + 1)):
-            self.further = _blend(self.further, trial.accepted > place)
+            if trial.has_lookup:
+                self.lookup_further = _blend(self.lookup_further, trial.accepted > place)
+            else:
+                self.head_further = _blend(self.head_further, trial.accepted > place)
 
-    def expected_tokens(self, depth: int) -> float:
-        """Tokens one cycle of this depth is expected to commit."""
-        likely = self.lookup_found * self.lookup_right + (1 - self.lookup_found) * self.head_right
-        total = 1.0
-        for _ in range(depth):
-            total += likely
-            likely *= self.further
-        return total
+    def expected_tokens(self, depth: int, *, has_lookup: bool | None = None) -> float:
+        """Tokens one cycle of this depth is expected to commit; `has_lookup` where it is known beforehand."""
+        found = self.lookup_found if has_lookup is None else float(has_lookup)
+        by_lookup = _chain(self.lookup_right, self.lookup_further, depth)
+        by_head = _chain(self.head_right, self.head_further, depth)
+        return 1.0 + found * by_lookup + (1 - found) * by_head
 
     def copy(self) -> Odds:
-        return Odds(self.lookup_found, self.lookup_right, self.head_right, self.further)
+        return replace(self)
 
 
 class DepthPolicy(Protocol):
     """Chooses the depth of each cycle."""
 
-    def choose(self, rows: Sequence[Odds]) -> int:
-        """The depth of the next cycle over these rows."""
+    def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None) -> int:
+        """The depth of the next cycle over these rows; `found`: where lookup finds something, if that is known."""
 
-    def see_cost(self, rows: int, depth: int, cost: float) -> None:
+    def see_cost(self, rows: int, depth: int, cost: float, *, is_head_idle: bool = False) -> None:
         """Take in what a cycle took."""
 
 
@@ -79,10 +81,10 @@ class FixedDepth:
 
     depth: int
 
-    def choose(self, rows: Sequence[Odds]) -> int:
+    def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None) -> int:
         return self.depth
 
-    def see_cost(self, rows: int, depth: int, cost: float) -> None:
+    def see_cost(self, rows: int, depth: int, cost: float, *, is_head_idle: bool = False) -> None:
         """Nothing to learn."""
 
 
@@ -92,13 +94,18 @@ class AdaptiveDepth:
 
     max_depth: int
     costs: CostTable
+    """Of cycles in which the head drafts."""
+    idle_costs: CostTable | None = None
+    """Of cycles in which it does not, since lookup finds something in every row; None: they cost the same."""
     _depth: int = 0
     _since_explored: int = 0
     _is_deeper_next: bool = True
     _gains: list[float] = field(default_factory=list)
 
-    def choose(self, rows: Sequence[Odds]) -> int:
-        self._gains = [self._gain(rows, depth) for depth in range(self.max_depth + 1)]
+    def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None) -> int:
+        known = found if found is not None else [None] * len(rows)
+        costs = self._costs(is_head_idle=found is not None and all(found))
+        self._gains = [_gain(rows, known, depth, costs) for depth in range(self.max_depth + 1)]
         best = max(range(len(self._gains)), key=self._gains.__getitem__)
         if self._gains[best] > _HYSTERESIS * self._gains[self._depth]:
             self._depth = best
@@ -108,8 +115,8 @@ class AdaptiveDepth:
             return self._neighbour()
         return self._depth
 
-    def see_cost(self, rows: int, depth: int, cost: float) -> None:
-        self.costs.see(rows, depth, cost)
+    def see_cost(self, rows: int, depth: int, cost: float, *, is_head_idle: bool = False) -> None:
+        self._costs(is_head_idle=is_head_idle).see(rows, depth, cost)
 
     def _neighbour(self) -> int:
         """The cost of a depth that is never tried would stay what the start table says, without drafting in it."""
@@ -118,8 +125,18 @@ class AdaptiveDepth:
             is_deeper = self._depth == 0
         return max(0, min(self._depth + (1 if is_deeper else -1), self.max_depth))
 
-    def _gain(self, rows: Sequence[Odds], depth: int) -> float:
-        return sum(odds.expected_tokens(depth) for odds in rows) / self.costs.cost(len(rows), depth)
+    def _costs(self, *, is_head_idle: bool) -> CostTable:
+        return self.idle_costs if is_head_idle and self.idle_costs is not None else self.costs
+
+
+def _gain(rows: Sequence[Odds], known: Sequence[bool | None], depth: int, costs: CostTable) -> float:
+    expected = (odds.expected_tokens(depth, has_lookup=found) for odds, found in zip(rows, known, strict=True))
+    return sum(expected) / costs.cost(len(rows), depth)
+
+
+def _chain(first: float, further: float, depth: int) -> float:
+    """Drafts accepted of `depth`, each only if all before it were."""
+    return first * sum(further**place for place in range(depth))
 
 
 def _blend(known: float, outcome: bool) -> float:

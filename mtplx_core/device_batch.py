@@ -38,6 +38,8 @@ class Plan:
     """Bound on the tokens each slot holds after it; 0 for those that take no part."""
     parked: frozenset[int] = frozenset()
     """Slots that take no part."""
+    is_head_idle: bool = False
+    """Leave all drafting to lookup, which is known to find something in every row."""
     top_logprobs: int | None = None
     """The most any row asks for; None when none asks."""
     is_timed: bool = False
@@ -203,9 +205,9 @@ class DeviceBatch:
         """(rows, depth) int32"""
         if self._drafter is None:
             return guess[:, : plan.depth]
-        if plan.depth == 0:
+        if plan.depth == 0 or plan.is_head_idle:
             self._drafter.feed_if_full(longest=plan.longest, parked=parked)
-            return guess[:, :0]
+            return guess[:, : plan.depth]
         drafts = self._drafter.draft(self._choose_draft, plan.depth, longest=plan.longest, parked=parked)
         return mx.where(found[:, None], guess, drafts)
 

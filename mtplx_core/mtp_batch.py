@@ -1,8 +1,9 @@
 """The MTP lane's engine: rows of different lengths, decoded together in cycles of draft, verify and commit.
 
-One cycle is always in flight while the host works on the one before it, so stops, joins and leaving take effect a
-cycle late and what was computed for a row that had ended is thrown away. Owns the order of things on the host; what
-happens on the device is `device_batch`'s.
+On a GPU one cycle is in flight while the host builds the next, so stops, joins and leaving take effect a cycle late
+and what was computed for a row that had ended is thrown away. Where the host is the device, building beside it only
+slows it down, so a cycle is read before the next is built. Owns the order of things on the host; what happens on the
+device is `device_batch`'s.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ class MtpOptions:
     """Prompt tokens fed between two cycles; None: the geometry's."""
     keeps_width: bool = False
     """Leave holes where rows left, so that the rows that stay see the same number of physical rows."""
+    overlaps: bool | None = None
+    """Whether the next cycle is built while one runs; None: on a GPU."""
     clock: Callable[[], float] = time.perf_counter
 
 
@@ -62,7 +65,8 @@ class _Flight:
     depth: int
     started: Started
     follows: bool
-    """Whether it was started while another was in flight and with nothing in between."""
+    """Whether it was started behind another with nothing in between."""
+    is_head_idle: bool = False
 
 
 class MtpBatchEngine:
@@ -103,6 +107,8 @@ class MtpBatchEngine:
         """Whether something other than a cycle was given to the device since the last cycle."""
         self._last_read_s = 0.0
         self._is_dead = False
+        overlaps = self._options.overlaps
+        self._overlaps = mx.default_device() == mx.Device(mx.gpu) if overlaps is None else overlaps
 
     @property
     def geometry(self) -> Geometry:
@@ -182,12 +188,16 @@ class MtpBatchEngine:
 
     def _step(self) -> StepResult:
         ended, self._already_ended = self._already_ended, []
-        self._close_holes()
+        before, tokens, ends = self._flight, list[RowTokens](), list[RowEnd]()
+        if before is not None and not self._overlaps:
+            tokens, ends = self._collect(before)
         self._seat_returning()
+        self._close_holes()
         progress, failed = self._feed_prefill()
         self._seat_prefilled()
-        before, self._flight = self._flight, self._start_cycle()
-        tokens, ends = self._collect(before) if before is not None else ([], [])
+        self._flight = self._start_cycle(follows=before is not None)
+        if before is not None and self._overlaps:
+            tokens, ends = self._collect(before)
         self._free_if_empty()
         for end in (*ended, *failed, *ends):
             self._telemetry.left[end.reason] += 1
@@ -247,26 +257,29 @@ class MtpBatchEngine:
             self._telemetry.joined += 1
             self._was_interrupted = True
 
-    def _start_cycle(self) -> _Flight | None:
+    def _start_cycle(self, *, follows: bool) -> _Flight | None:
         running = [(slot, seat) for slot, seat in self._seats if not seat.is_finishing]
         if not running:
             return None
-        depth = self._policy.choose([seat.odds for _, seat in running])
+        found = None if self._overlaps else [seat.repeats_itself() for _, seat in running]
+        depth = self._policy.choose([seat.odds for _, seat in running], found)
+        is_head_idle = found is not None and all(found)
         lengths = {slot: seat.longest + depth + 1 for slot, seat in running}
         asked = [seat.row.top_logprobs for _, seat in running if seat.row.top_logprobs is not None]
         plan = Plan(
             depth=depth,
             lengths=tuple(lengths.get(slot, 0) for slot in range(self._seats.width)),
             parked=frozenset(range(self._seats.width)) - lengths.keys(),
+            is_head_idle=is_head_idle,
             top_logprobs=max(asked, default=None),
             is_timed=self._telemetry.cycles % TIMED_EVERY == TIMED_EVERY - 1,
         )
-        follows = self._flight is not None and not self._was_interrupted and not plan.is_timed
+        follows = follows and not self._was_interrupted and not plan.is_timed
         started = self._start_timed(plan) if plan.is_timed else self._device.start(plan)
         self._was_interrupted = plan.is_timed
         for _, seat in running:
             seat.in_flight.append(depth + 1)
-        return _Flight(running, self._seats.width, depth, started, follows)
+        return _Flight(running, self._seats.width, depth, started, follows, is_head_idle)
 
     def _start_timed(self, plan: Plan) -> Started:
         """One cycle stage by stage, with a barrier behind each, to see where the time goes."""
@@ -328,7 +341,7 @@ class MtpBatchEngine:
         self._lane_odds.learn(trial)
 
     def _leave(self, seat: Seat, reason: str, message: str = "") -> RowEnd:
-        if self._sidelines.paused.pop(seat.row.row_id, None) is None:
+        if not self._sidelines.leave(seat.row.row_id):
             self._seats.remove(seat)
         return RowEnd(seat.row.row_id, reason, message, seat.stats)  # type: ignore[arg-type]
 
@@ -338,7 +351,7 @@ class MtpBatchEngine:
         self._last_read_s = read_s
         if flight.follows and waited_s > 0.05 * took_s:
             self._telemetry.time_cycle(flight.width, flight.depth, took_s)
-            self._policy.see_cost(flight.width, flight.depth, took_s)
+            self._policy.see_cost(flight.width, flight.depth, took_s, is_head_idle=flight.is_head_idle)
 
     def _free_if_empty(self) -> None:
         if self.active_rows or not self._device.kv_bytes:
@@ -351,7 +364,8 @@ class MtpBatchEngine:
 def _default_policy(geometry: Geometry) -> DepthPolicy:
     if geometry.depth == 0:
         return FixedDepth(0)
-    return AdaptiveDepth(geometry.depth, assumed_costs(rows=geometry.decode_batch_max, depth=geometry.depth))
+    rows, depth = geometry.decode_batch_max, geometry.depth
+    return AdaptiveDepth(depth, assumed_costs(rows=rows, depth=depth), assumed_costs(rows=rows, depth=depth))
 
 
 def _differences(times: list[float]) -> list[float]:

@@ -19,13 +19,13 @@ from mtplx_core.heads.native import load_native_head
 from mtplx_core.loader import LoadedModel, has_experts, weight_bytes
 from mtplx_core.memory import hold_buffer_cache, plan_this_machine
 from mtplx_core.mtp_batch import MtpBatchEngine, MtpOptions
-from mtplx_core.probe import load_or_probe
+from mtplx_core.probe import load_or_probe, time_drafts
 from mtplx_core.serial import SerialEngine
 from mtplx_core.trunk import Trunk
 
 logger = logging.getLogger(__name__)
 
-SHIPPED = Path(__file__).resolve().parents[1] / "heads"
+SHIPPED = Path(__file__).resolve().parent / "shipped_heads"
 B1_EXACT_LANE = "mtp_batch_b1_exact_serial"
 
 
@@ -52,14 +52,18 @@ def build_mtp_engine(
     hold_buffer_cache(plan_this_machine(weight_bytes=weight_bytes(loaded)))
     if probe_dir is None:
         costs = assumed_costs(rows=geometry.decode_batch_max, depth=geometry.depth)
+        idle_costs = assumed_costs(rows=geometry.decode_batch_max, depth=geometry.depth)
         chunk_tokens, measured = geometry.prefill_chunk_tokens, 0
     else:
         trunk = Trunk(loaded.model)
         probe = load_or_probe(trunk, geometry, identity=loaded.identity, folder=probe_dir, clock=clock)
-        costs, chunk_tokens = probe.cost_table(geometry), probe.chunk_tokens
+        widths = {1, geometry.decode_batch_max}
+        draft_s = None if head is None else time_drafts(trunk, head, widths=widths, clock=clock)
+        costs, idle_costs = probe.cost_table(geometry, draft_s=draft_s), probe.cost_table(geometry)
+        chunk_tokens = probe.chunk_tokens
         measured = max(depth for _, depth in probe.seconds)
     most = deepest(geometry.depth, measured, has_experts=has_experts(loaded.config))
-    policy = AdaptiveDepth(most, costs) if most else FixedDepth(0)
+    policy = AdaptiveDepth(most, costs, idle_costs) if most else FixedDepth(0)
     options = MtpOptions(policy=policy, chunk_tokens=chunk_tokens, clock=clock)
     return MtpBatchEngine(loaded, geometry, head=head, options=options)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ import mlx.core as mx
 from mtplx_core.cost_table import CostTable, assumed_costs
 from mtplx_core.device_batch import new_trunk_cache
 from mtplx_core.engine import Geometry
-from mtplx_core.ragged_cache import cache_arrays
+from mtplx_core.heads.base import Head
+from mtplx_core.ragged_cache import cache_arrays, plain_caches
 from mtplx_core.trunk import Trunk
 
 logger = logging.getLogger(__name__)
@@ -43,15 +44,26 @@ class Probe:
     """Trunk forward by (rows, depth)."""
     chunk_tokens: int
 
-    def cost_table(self, geometry: Geometry) -> CostTable:
-        """Costs for a depth policy; depths without a measurement are filled in from the assumed growth."""
+    def cost_table(self, geometry: Geometry, *, draft_s: Mapping[int, float] | None = None) -> CostTable:
+        """Costs for a depth policy; depths without a measurement are filled in from the assumed growth.
+
+        Args:
+            draft_s: what one draft costs beside the forward, by rows, for one row and for all.
+        """
         assumed = assumed_costs(rows=geometry.decode_batch_max, depth=geometry.depth)
         measured = dict(self.seconds)
         unit = measured[1, 0] / assumed.cost(1, 0)
         for depth in range(geometry.depth + 1):
             if not any(at == depth for _, at in measured):
                 measured[1, depth] = assumed.cost(1, depth) * unit
-        return CostTable({key: cost for key, cost in measured.items() if key[1] <= geometry.depth})
+        drafting = CostTable({(rows, 0): seconds for rows, seconds in (draft_s or {1: 0.0}).items()})
+        return CostTable(
+            {
+                (rows, depth): cost + depth * drafting.cost(rows, 0)
+                for (rows, depth), cost in measured.items()
+                if depth <= geometry.depth
+            }
+        )
 
 
 def probe_forwards(trunk: Trunk, geometry: Geometry, *, clock: Callable[[], float], budget_s: float = 10.0) -> Probe:
@@ -73,6 +85,23 @@ def probe_forwards(trunk: Trunk, geometry: Geometry, *, clock: Callable[[], floa
 def time_forward(trunk: Trunk, *, rows: int, positions: int, clock: Callable[[], float]) -> float:
     """Seconds of one forward with logits at a usual length, the best of a few."""
     return min(forward_times(trunk, [ATTENDED_TOKENS] * rows, positions=positions, clock=clock, repeats=_REPEATS))
+
+
+def time_drafts(trunk: Trunk, head: Head, *, widths: Iterable[int], clock: Callable[[], float]) -> dict[int, float]:
+    """Seconds of one step of the head by rows, the best of a few."""
+    return {rows: min(_draft_times(trunk, head, rows, clock=clock)) for rows in widths}
+
+
+def _draft_times(trunk: Trunk, head: Head, rows: int, *, clock: Callable[[], float]) -> list[float]:
+    hidden = mx.zeros((rows, 2, trunk.hidden_size), trunk.dtype)
+    tokens = mx.zeros((rows, 2), mx.int32)
+    times = []
+    for _ in range(_REPEATS + 1):
+        started = clock()
+        fed = head(hidden, tokens, plain_caches(head.cached_layers))
+        mx.eval(mx.argmax(head.logits(mx.contiguous(fed[:, -1:])), axis=-1))
+        times.append(clock() - started)
+    return times[1:]
 
 
 def forward_times(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from mtplx_core.depth import Odds
 from mtplx_core.engine import Row, RowCycle, RowStats
+from mtplx_core.foresight import SeenPairs
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +27,18 @@ class Seat:
     has_left: bool = False
     """Ended or discarded; what is in flight for it is thrown away."""
     stats: RowStats = RowStats()
+    _pairs: SeenPairs | None = None
+    _paired: int = 0
+    """Tokens of the completion that `_pairs` has."""
+
+    def repeats_itself(self) -> bool:
+        """Whether lookup finds something in the next cycle; only true to the row while nothing is in flight."""
+        if self._pairs is None:
+            self._pairs = SeenPairs()
+            self._pairs.extend(self.row.prompt)
+        self._pairs.extend(self.tokens[self._paired :])
+        self._paired = len(self.tokens)
+        return self._pairs.is_repeated
 
     @property
     def is_finishing(self) -> bool:

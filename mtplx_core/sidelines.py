@@ -96,6 +96,10 @@ class Sidelines:
         self.waiting = deque(prefill for prefill in self.waiting if prefill.row.row_id != row_id)
         return self.places + len(self.paused) < before
 
+    def leave(self, row_id: str) -> bool:
+        """A row with a seat has ended; whether it was here."""
+        return (self.paused.pop(row_id, None) or self._returning.pop(row_id, None)) is not None
+
     def take_returning(self) -> list[tuple[Seat, LiftedRow]]:
         """The resumed rows, which are here no longer."""
         taken = list(self._returning.values())

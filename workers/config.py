@@ -28,6 +28,9 @@ class ScriptConfig:
     """A prompt that holds this text makes the engine's step raise at its first token; empty: none does."""
 
 
+DEPTH_WITHOUT_HEAD = 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
     """One worker."""
@@ -46,8 +49,8 @@ class WorkerConfig:
     max_context_tokens: int = 2048
     """Prompt and completion of one row; the model's own bound if that is lower."""
     prefill_chunk_tokens: int = 512
-    depth: int = 1
-    """Most tokens drafted per row and cycle, for the mode `mtp_batch` only."""
+    depth: int | None = None
+    """Most tokens drafted per row and cycle, for the mode `mtp_batch` only; None: as many as the head was made for."""
     head: Path | None = None
     """Folder of a head that drafts, for the mode `mtp_batch` only; without one it drafts from the row's own text."""
     token_budget: int = 0
@@ -79,6 +82,10 @@ class WorkerConfig:
         return Geometry(
             decode_batch_max=1 if self.mode is SchedulerMode.SERIAL else self.decode_batch_max,
             max_context_tokens=self.max_context_tokens,
-            depth=self.depth if self.mode is SchedulerMode.MTP_BATCH else 0,
+            depth=self._depth if self.mode is SchedulerMode.MTP_BATCH else 0,
             prefill_chunk_tokens=self.prefill_chunk_tokens,
         )
+
+    @property
+    def _depth(self) -> int:
+        return DEPTH_WITHOUT_HEAD if self.depth is None else self.depth

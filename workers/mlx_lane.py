@@ -7,6 +7,7 @@ and beats by then.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,13 +60,16 @@ class MlxLane:
         if not self.memory_bytes:
             self.memory_bytes = plan_this_machine(weight_bytes=weight_bytes(self._loaded)).rows
         assert config.mode is not None, "describe() settles it"
-        drafts = config.mode is SchedulerMode.MTP_BATCH
+        head = find_head(config.head, self._loaded) if config.mode is SchedulerMode.MTP_BATCH else None
+        geometry = config.geometry
+        if head is not None and config.depth is None:
+            geometry = replace(geometry, depth=head.max_depth)
         return build_engine(
             config.mode,
             self._loaded,
-            geometry=config.geometry,
+            geometry=geometry,
             profile=config.profile,
-            head=find_head(config.head, self._loaded) if drafts else None,
+            head=head,
             probe_dir=None if config.cache_dir is None else config.cache_dir / "probes",
             memory_bytes=max(self.memory_bytes, 1),
         )

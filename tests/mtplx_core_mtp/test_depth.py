@@ -12,7 +12,7 @@ STEEP = CostTable({(rows, depth): 1.0 + depth for rows in (1, 8) for depth in ra
 
 
 def odds(*, right: float, further: float = 0.8) -> Odds:
-    return Odds(lookup_found=0.5, lookup_right=right, head_right=right, further=further)
+    return Odds(lookup_found=0.5, lookup_right=right, lookup_further=further, head_right=right, head_further=further)
 
 
 def test_policy_drafts_deep_when_drafts_are_right_and_positions_cheap() -> None:
@@ -103,8 +103,10 @@ def test_fixed_depth_never_moves() -> None:
         (Trial(0, 0, True, False), "lookup_right", False),
         (Trial(1, 1, False, False), "head_right", True),
         (Trial(1, 0, False, False), "head_right", False),
-        (Trial(2, 2, False, False), "further", True),
-        (Trial(2, 1, False, False), "further", False),
+        (Trial(2, 2, False, False), "head_further", True),
+        (Trial(2, 1, False, False), "head_further", False),
+        (Trial(2, 2, True, True), "lookup_further", True),
+        (Trial(2, 1, True, True), "lookup_further", False),
     ],
 )
 def test_odds_move_with_what_a_trial_showed(trial: Trial, field: str, rises: bool) -> None:
@@ -128,6 +130,29 @@ def test_odds_of_the_head_do_not_move_where_it_did_not_draft() -> None:
 
 def test_expected_tokens_count_the_chain_of_drafts() -> None:
     assert odds(right=0.5, further=0.5).expected_tokens(3) == pytest.approx(1 + 0.5 + 0.25 + 0.125)
+
+
+def test_policy_drafts_deep_where_lookup_is_right_and_not_at_all_where_the_head_is_wrong() -> None:
+    row = Odds(lookup_right=0.9, lookup_further=0.9, head_right=0.01)
+    policy = AdaptiveDepth(3, CostTable({(1, depth): 1.0 + 0.1 * depth for depth in range(4)}))
+
+    assert [policy.choose([row], [found]) for found in (True, False, True)] == [3, 0, 3]
+
+
+def test_cycles_without_the_heads_work_have_costs_of_their_own() -> None:
+    dear = CostTable({(1, depth): 1.0 + depth for depth in range(2)})
+    cheap = CostTable({(1, depth): 1.0 + 0.1 * depth for depth in range(2)})
+    policy = AdaptiveDepth(1, dear, cheap)
+
+    assert policy.choose([odds(right=0.5)], [False]) == 0
+    assert policy.choose([odds(right=0.5)], [True]) == 1
+
+    for _ in range(50):
+        policy.see_cost(1, 1, 3.0, is_head_idle=True)
+        policy.see_cost(1, 0, 1.0, is_head_idle=True)
+
+    assert policy.choose([odds(right=0.5)], [True]) == 0
+    assert dear.entries()[1, 1] == 2.0
 
 
 def test_cost_table_interpolates_between_widths() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from mtplx_core.drafters import look_up
+from mtplx_core.foresight import SeenPairs
 
 CAPACITY = 24
 
@@ -50,6 +52,19 @@ def test_lookup_finds_nothing_without_an_earlier_match() -> None:
     _, found = lookup([1, 2, 3, 4, 5], [4], [4, 4])
 
     assert found == [False, False, False]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_host_knows_beforehand_where_lookup_finds_something(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(0, 6, size=60).tolist()
+    pairs = SeenPairs()
+
+    for length in range(1, len(tokens) + 1):
+        pairs.extend(tokens[length - 1 : length])
+        _, found = look_up(mx.array([tokens], mx.int32), mx.array([length], mx.int32), 1)
+
+        assert pairs.is_repeated == bool(found.item()), tokens[:length]
 
 
 def test_lookup_follows_a_loop_past_the_rows_end() -> None:

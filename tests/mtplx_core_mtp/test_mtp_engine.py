@@ -36,12 +36,23 @@ class Scheduled:
         self._depths = depths
         self._cycles = 0
 
-    def choose(self, rows: Sequence[Odds]) -> int:
+    def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None) -> int:
         self._cycles += 1
         return self._depths[self._cycles % len(self._depths)]
 
-    def see_cost(self, rows: int, depth: int, cost: float) -> None:
+    def see_cost(self, rows: int, depth: int, cost: float, *, is_head_idle: bool = False) -> None:
         pass
+
+
+class Order:
+    """Whether the engines of this file build a cycle while another runs, as on a GPU, or in turn, as on a CPU."""
+
+    overlaps = True
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["overlapped", "in-turn"])
+def _order(request: pytest.FixtureRequest) -> None:
+    Order.overlaps = request.param
 
 
 def random_head(loaded: LoadedModel, *, seed: int = 3) -> AttachedHead:
@@ -70,7 +81,8 @@ def engine_of(
     geometry: Geometry = GEOMETRY,
 ) -> MtpBatchEngine:
     policy = Scheduled(*depths) if len(depths) > 1 else FixedDepth(depths[0])
-    return MtpBatchEngine(loaded, geometry, head=head, options=MtpOptions(policy=policy, keeps_width=keeps_width))
+    options = MtpOptions(policy=policy, keeps_width=keeps_width, overlaps=Order.overlaps)
+    return MtpBatchEngine(loaded, geometry, head=head, options=options)
 
 
 def rows_of(*, sampling: Sampling) -> list[Row]:
@@ -286,7 +298,7 @@ def test_row_bytes_are_at_least_what_a_row_takes(loaded: LoadedModel, head: Atta
 
 def test_step_that_raises_leaves_an_engine_that_says_it_is_dead(loaded: LoadedModel) -> None:
     class Broken(Scheduled):
-        def choose(self, rows: Sequence[Odds]) -> int:
+        def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None) -> int:
             raise RuntimeError("no such device")
 
     engine = MtpBatchEngine(loaded, GEOMETRY, options=MtpOptions(policy=Broken(0)))

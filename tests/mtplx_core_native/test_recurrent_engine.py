@@ -38,11 +38,11 @@ class Scheduled:
         self._depths = depths
         self._cycles = 0
 
-    def choose(self, rows: Sequence[Odds]) -> int:
+    def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None) -> int:
         self._cycles += 1
         return self._depths[self._cycles % len(self._depths)]
 
-    def see_cost(self, rows: int, depth: int, cost: float) -> None:
+    def see_cost(self, rows: int, depth: int, cost: float, *, is_head_idle: bool = False) -> None:
         pass
 
 
@@ -99,7 +99,7 @@ def rows_of(sampling: Sampling) -> list[Row]:
 
 def engine_of(loaded: LoadedModel, *depths: int, head: Head | None = None) -> MtpBatchEngine:
     policy = Scheduled(*depths) if len(depths) > 1 else FixedDepth(depths[0])
-    return MtpBatchEngine(loaded, GEOMETRY, head=head, options=MtpOptions(policy=policy))
+    return MtpBatchEngine(loaded, GEOMETRY, head=head, options=MtpOptions(policy=policy, overlaps=True))
 
 
 def foreseeing(loaded: LoadedModel, rows: Sequence[Row]) -> Foreseeing:

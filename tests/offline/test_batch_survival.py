@@ -18,10 +18,10 @@ from tests.support.stack import Stack, answers, connection, wait_until
 LINES = 2000
 
 
-def stack_of_its_own() -> Stack:
+def stack_of_its_own(*, lease_s: str = "2", step_s: str = "0") -> Stack:
     stack = Stack(workers=1, batchers=1)
-    stack.arguments["worker"] = ("--engine", "scripted", "--decode-batch-max", "32")
-    stack.arguments["batcher"] = ("--batch-lease-s", "2")
+    stack.arguments["worker"] = ("--engine", "scripted", "--decode-batch-max", "32", "--script-step-s", step_s)
+    stack.arguments["batcher"] = ("--batch-lease-s", lease_s)
     return stack
 
 
@@ -126,3 +126,18 @@ def test_keys_left_by_batches_expire_or_are_permanent(offline_stack: Stack, open
         left = [key.decode() for key in redis.scan_iter() if redis.ttl(key) < 0]
 
     assert [key for key in left if not keys.is_permanent(key)] == []
+
+
+def test_batch_whose_lines_all_end_before_its_runner_hears_that_the_window_closed_is_expired() -> None:
+    with (
+        stack_of_its_own(lease_s="60", step_s="0.01") as stack,
+        OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=8) as openai,
+    ):
+        lines = [line(f"slow-{i}", max_tokens=2000) for i in range(20)]
+
+        ended = wait_for(openai, submit(openai, jsonl(lines), completion_window="2s"))
+
+        errors = read(openai, ended.error_file_id)
+        assert (ended.status, ended.output_file_id) == ("expired", None)
+        assert {each["custom_id"] for each in errors} == {each["custom_id"] for each in lines}
+        assert {each["error"]["code"] for each in errors} == {"batch_expired"}

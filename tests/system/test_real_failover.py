@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -22,7 +21,6 @@ from tests.support.stack import Stack
 from tests.system.breaking import until_async
 
 MODEL = "smollm2-135m"
-HEAD = Path(__file__).resolve().parents[2] / "heads" / MODEL
 LENGTH, KILLED_AT = 200, 30
 LEASE_S = "2"
 QUESTION = "Tell me a long story about a fox and a dog."
@@ -31,10 +29,9 @@ SAMPLINGS = (Sampling(), Sampling(temperature=0.8, top_p=0.95, seed=11))
 
 @pytest.fixture(scope="module")
 def real_pair(smollm2: LoadedModel) -> Iterator[Stack]:
-    """A worker with the fetched model and its head; the second one comes later."""
+    """A worker with the fetched model and the head shipped for it; the second one comes later."""
     stack = Stack()
-    lane = ("--scheduler-mode", "mtp_batch", "--head", str(HEAD), "--decode-batch-max", "2")
-    stack.arguments["worker"] = (*lane, "--lease-s", LEASE_S)
+    stack.arguments["worker"] = ("--decode-batch-max", "2", "--lease-s", LEASE_S)
     stack.arguments["former"] = ("--lease-s", LEASE_S)
     with stack:
         yield stack

@@ -15,11 +15,15 @@ import pytest
 from broker.registry import Registry
 from broker.scripts import DEFAULT_BOUNDS, Scripts, Submission
 from broker.wire import Request, Sampling, Ticket, pack_tokens
+from mtplx_core import mtp_lane
 from mtplx_core.audit import audit
 from mtplx_core.engine import Sampling as EngineSampling
 from mtplx_core.engine import SchedulerMode
 from mtplx_core.errors import ModelLoadError
-from mtplx_core.loader import load_model
+from mtplx_core.heads.attached import AttachedHead
+from mtplx_core.heads.base import Head
+from mtplx_core.loader import LoadedModel, load_model
+from mtplx_core.trunk import Trunk
 from tests.support.models import write_tiny_llama
 from tests.support.reads import read_log, read_status
 from tests.workers.rig import PATIENCE_S, FragileServer
@@ -129,6 +133,22 @@ async def test_worker_runs_plain_batching_and_says_why_when_its_model_has_other_
     assert record.lane is not None
     assert record.lane.mode == "ar_batch"
     assert "RotatingKVCache" in json.loads(record.fields["snapshot"])["mtp_batch_refused"]
+
+
+@pytest.mark.parametrize(("asked", "depth"), [(None, 3), (1, 1), (0, 0)])
+async def test_lane_drafts_as_deep_as_its_head_was_made_for_unless_it_is_told(
+    fragile: FragileServer, folder: Path, monkeypatch: pytest.MonkeyPatch, asked: int | None, depth: int
+) -> None:
+    def made_for_three(_: Path | None, model: LoadedModel) -> Head:
+        return AttachedHead(Trunk(model.model), list(range(model.vocab_size)), max_depth=3)
+
+    monkeypatch.setattr(mtp_lane, "find_head", made_for_three)
+
+    async with loaded(fragile, replace(CONFIG, model=str(folder), depth=asked)):
+        [record] = await Registry(fragile.client()).workers()
+
+    assert record.lane is not None
+    assert (record.lane.depth, record.lane.route) == (depth, f"llama_mtp_batch_b2_t{depth + 1}")
 
 
 def test_lane_refuses_a_folder_that_is_not_there(tmp_path: Path) -> None:
