@@ -82,6 +82,7 @@ def create_app(config: ApiConfig, *, open_backend: OpenBackend = open_redis) -> 
         catalog = Catalog(
             backend, age_s=config.registry_age_s, lane_grace_s=config.lane_grace_s, stall_s=config.stall_s
         )
+        guard, files_url = backend.while_answering, config.files_url
         services = Services(
             config=config,
             keys=keys,
@@ -90,7 +91,7 @@ def create_app(config: ApiConfig, *, open_backend: OpenBackend = open_redis) -> 
             bundles=Bundles(backend.tokenizer_files),
             metrics=Metrics(lambda: catalog.last),
             detached=Detached(backend, config.detach_s),
-            offline=Offline.over(config.redis_url, config.files_url) if config.files_url else None,
+            offline=Offline.over(config.redis_url, files_url, guard=guard) if files_url else None,
         )
         app.state.services = services
         try:

@@ -11,7 +11,7 @@ from api.batch_queue import BatchQueue, connect_blocking
 from api.errors import ApiError, BadRequestError
 from api.file_store import FileStore
 from api.intake import Payer
-from broker.batches import BatchDesk, BatchRecord, FileRecord
+from broker.batches import BatchDesk, BatchRecord, FileRecord, Guard
 from broker.connection import connect
 
 
@@ -25,10 +25,12 @@ class Offline:
     client: Redis
 
     @classmethod
-    def over(cls, redis_url: str, files_url: str) -> Offline:
+    def over(cls, redis_url: str, files_url: str, *, guard: Guard) -> Offline:
         """Connects when it is first used. Raises: ApiConfigError, BrokerConfigError."""
         client = connect(redis_url)
-        return cls(BatchDesk(client), FileStore(files_url), BatchQueue(connect_blocking(redis_url)), client)
+        return cls(
+            BatchDesk(client, guard=guard), FileStore(files_url), BatchQueue(connect_blocking(redis_url)), client
+        )
 
     async def file(self, file_id: str, payer: Payer) -> FileRecord:
         """A file of this payer. Raises: ApiError, BrokerUnavailableError."""

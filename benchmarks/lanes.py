@@ -137,6 +137,7 @@ class Measured:
 @click.option("--head", "head_folder", type=click.Path(path_type=Path), help="Else the model's, or the shipped one.")
 @click.option("--depth", type=int, help="Most tokens drafted per row and cycle; by default the head's own bound.")
 @click.option("--fixed", is_flag=True, help="Always draft that many instead of choosing the depth by cycle.")
+@click.option("--in-turn", is_flag=True, help="Read every cycle before the next is built, on a GPU too.")
 def main(
     *,
     quick: bool,
@@ -147,13 +148,14 @@ def main(
     head_folder: Path | None,
     depth: int | None,
     fixed: bool,
+    in_turn: bool,
 ) -> None:
     """Measure."""
     from mtplx_core.blas import load_blas
 
     blas = load_blas()
     effort = Effort(pairs=3, cycles=8, rows_per_pair=1, rows=2) if quick else Effort()
-    bench = Bench(model, head_folder, effort=effort, depth=depth, is_fixed=fixed)
+    bench = Bench(model, head_folder, effort=effort, depth=depth, is_fixed=fixed, overlaps=False if in_turn else None)
     click.echo(f"{bench.describe()}, {blas}, chat prompts of {SHORTEST} to {LONGEST} tokens")
     widths = [int(width) for width in rows.split(",")] if rows else [1, 4, 8] if quick else [1, 2, 4, 8, 16, 32]
     shown: dict[str, dict[str, float]] = {}
@@ -174,7 +176,14 @@ class Bench:
     """The model and its head, loaded once."""
 
     def __init__(
-        self, model: Path | None, head_folder: Path | None, *, effort: Effort, depth: int | None, is_fixed: bool
+        self,
+        model: Path | None,
+        head_folder: Path | None,
+        *,
+        effort: Effort,
+        depth: int | None,
+        is_fixed: bool,
+        overlaps: bool | None,
     ) -> None:
         from mtplx_core.fetch import default_cache_dir, default_model_dir
         from mtplx_core.loader import load_model
@@ -186,6 +195,7 @@ class Bench:
         self._writer = PromptWriter(folder)
         self._depth = depth or (1 if self._head is None else self._head.max_depth)
         self._is_fixed = is_fixed
+        self._overlaps = overlaps
         self._effort = effort
 
     def describe(self) -> str:
@@ -224,10 +234,12 @@ class Bench:
 
         geometry = Geometry(width, min(CONTEXT, self.loaded.max_context), self._depth)
         if self._is_fixed:
-            options = MtpOptions(policy=FixedDepth(self._depth))
+            options = MtpOptions(policy=FixedDepth(self._depth), overlaps=self._overlaps)
             return MtpBatchEngine(self.loaded, geometry, head=self._head, options=options)
         with tempfile.TemporaryDirectory() as probes:
-            return build_mtp_engine(self.loaded, geometry, head=self._head, probe_dir=Path(probes))
+            return build_mtp_engine(
+                self.loaded, geometry, head=self._head, probe_dir=Path(probes), overlaps=self._overlaps
+            )
 
     def _compare(self, reference: GeneratorLane, tested: EngineLane, *, is_tested_first: bool) -> Compared:
         blocks: dict[bool, Block] = {}

@@ -5,7 +5,8 @@ Wraps the scripts BATCH_*, FILE_PUT and FORGET; times are Redis'.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
@@ -18,6 +19,7 @@ from broker.scripts import source
 BatchStatus = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
 ]
+Guard = Callable[[], contextlib.AbstractAsyncContextManager[None]]
 STUB_MS = 3600 * 1000
 """Longer than a process may be stopped and still act on what it thought before."""
 OVER: frozenset[str] = frozenset({"failed", "completed", "expired", "cancelled"})
@@ -92,16 +94,22 @@ class Page(NamedTuple):
 
 
 class BatchDesk:
-    """All of it, over one command client."""
+    """All of it, over one command client.
 
-    def __init__(self, client: Redis) -> None:
+    Args:
+        client: stays the caller's to close.
+        guard: entered around every question; ends it when Redis falls silent, where whoever asks will not wait.
+    """
+
+    def __init__(self, client: Redis, *, guard: Guard = contextlib.nullcontext) -> None:
         self._client = client
+        self._guard = guard
         names = ("batch_new", "batch_move", "batch_cancel", "batch_beat", "forget", "file_put")
         self._scripts = {name: client.register_script(source(name)) for name in names}
 
     async def now_ms(self) -> int:
         """Redis' clock."""
-        with translated():
+        async with self._asking():
             seconds, micros = await cast("Any", self._client.time())
         return int(seconds) * 1000 + int(micros) // 1000
 
@@ -115,19 +123,19 @@ class BatchDesk:
         )
 
     async def file(self, file_id: str) -> FileRecord | None:
-        with translated():
+        async with self._asking():
             data = await cast("Any", self._client.get(keys.file(file_id)))
         return None if data is None else msgspec.msgpack.decode(data, type=FileRecord)
 
     async def files(self, file_ids: Sequence[str]) -> list[FileRecord]:
         """Those that still exist, in this order."""
-        with translated():
+        async with self._asking():
             found: list[Any] = await self._client.mget([keys.file(each) for each in file_ids]) if file_ids else []
         return [msgspec.msgpack.decode(data, type=FileRecord) for data in found if data is not None]
 
     async def drop_file(self, record: FileRecord) -> None:
         """The record goes; whoever calls removes the content."""
-        with translated():
+        async with self._asking():
             pipe = self._client.pipeline(transaction=True)
             pipe.delete(keys.file(record.id))
             pipe.zrem(keys.files(record.key_id), record.id)
@@ -137,20 +145,20 @@ class BatchDesk:
     async def ended_files(self, *, most: int = 100) -> list[str]:
         """Files whose time is over and whose content is still to be removed."""
         now_s = await self.now_ms() // 1000
-        with translated():
+        async with self._asking():
             raw = await cast("Any", self._client.zrangebyscore(keys.FILE_ENDS, 0, now_s, start=0, num=most))
         return [file_id.decode() for file_id in raw]
 
     async def forget_ended_file(self, file_id: str) -> None:
         """The content of an ended file was removed."""
-        with translated():
+        async with self._asking():
             await cast("Any", self._client.zrem(keys.FILE_ENDS, file_id))
 
     async def page(self, index: str, *, after: str | None, limit: int, is_newest_first: bool = True) -> Page:
         """Ids out of `keys.files(...)` or `keys.batches(...)`; some may have expired."""
         client = cast("Any", self._client)
         rank_of, read = (client.zrevrank, client.zrevrange) if is_newest_first else (client.zrank, client.zrange)
-        with translated():
+        async with self._asking():
             start = 0
             if after is not None:
                 rank = await rank_of(index, after)
@@ -163,7 +171,7 @@ class BatchDesk:
     async def drop_from(self, index: str, ids: Sequence[str]) -> None:
         """Take expired ids out of a listing."""
         if ids:
-            with translated():
+            async with self._asking():
                 await cast("Any", self._client.zrem(index, *ids))
 
     async def new_batch(self, batch_id: str, fields: Mapping[str, str | int], *, window_s: int, keep_s: int) -> None:
@@ -178,7 +186,7 @@ class BatchDesk:
         return (await self.batches([batch_id]))[0]
 
     async def batches(self, batch_ids: Sequence[str]) -> list[BatchRecord | None]:
-        with translated():
+        async with self._asking():
             pipe = self._client.pipeline(transaction=False)
             for batch_id in batch_ids:
                 pipe.hgetall(keys.batch(batch_id))
@@ -187,7 +195,7 @@ class BatchDesk:
 
     async def open_batches(self) -> list[BatchRecord]:
         """Batches that have not ended, oldest first."""
-        with translated():
+        async with self._asking():
             raw = await cast("Any", self._client.smembers(keys.OPEN_BATCHES))
         found = await self.batches([batch_id.decode() for batch_id in raw])
         return sorted((record for record in found if record is not None), key=lambda each: (each.created_at, each.id))
@@ -232,8 +240,14 @@ class BatchDesk:
         names = [name for each in request_ids for name in (keys.state(each), keys.log(each), keys.logprobs(each))]
         return int(await self._run("forget", names, [stub_ms, *request_ids])) if names else 0
 
+    @contextlib.asynccontextmanager
+    async def _asking(self) -> AsyncIterator[None]:
+        async with self._guard():
+            with translated():
+                yield
+
     async def _run(self, name: str, script_keys: Sequence[str], args: Sequence[Any]) -> Any:
-        with translated():
+        async with self._asking():
             return await self._scripts[name](keys=script_keys, args=args)
 
 

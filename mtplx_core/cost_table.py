@@ -5,7 +5,7 @@ Imports no MLX and reads no clock; times are given to it, in any unit as long as
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 _WEIGHT = 0.1
 """Of a new sighting against what was known."""
@@ -16,7 +16,7 @@ _FIRST_OUTLIER = 1.3
 
 
 class CostTable:
-    """Cost of one cycle over (rows, depth), interpolated over rows.
+    """Cost of one cycle over (rows, depth), interpolated over rows, or over positions where rows do not tell.
 
     Args:
         measured: costs by (rows, depth); every depth up to the largest needs at least one entry.
@@ -49,16 +49,15 @@ class CostTable:
         return {**self._seed, **self._seen}
 
     def _start(self, rows: int, depth: int) -> float:
+        """From the widths measured at this depth, or else from how cost grows with positions over all depths."""
         known = sorted((width, cost) for (width, at), cost in self._seed.items() if at == depth)
-        below = [entry for entry in known if entry[0] <= rows]
-        above = [entry for entry in known if entry[0] >= rows]
-        if not below or not above:
-            width, cost = (below or above)[-1 if below else 0]
-            return cost * max(rows / width, 1.0) if below else cost
-        (low, low_cost), (high, high_cost) = below[-1], above[0]
-        if low == high:
-            return low_cost
-        return low_cost + (high_cost - low_cost) * (rows - low) / (high - low)
+        if known and known[0][0] <= rows <= known[-1][0]:
+            return _along(known, rows)
+        by_positions: dict[int, float] = {}
+        for (width, at), cost in self._seed.items():
+            positions = width * (at + 1)
+            by_positions[positions] = min(cost, by_positions.get(positions, cost))
+        return _along(sorted(by_positions.items()), rows * (depth + 1))
 
     def _scale(self, rows: int) -> float:
         """How this machine now compares with the start table, by the sightings at the nearest width."""
@@ -67,6 +66,15 @@ class CostTable:
         nearest = min(abs(width - rows) for width, _ in self._seen)
         near = [key for key in self._seen if abs(key[0] - rows) == nearest]
         return sum(self._seen[key] / self._start(*key) for key in near) / len(near)
+
+
+def _along(points: Sequence[tuple[int, float]], at: int) -> float:
+    """Interpolated between the neighbours of `at`; beyond the last point it goes on as between the last two."""
+    above = next((index for index, (place, _) in enumerate(points) if place >= at), len(points) - 1)
+    if above == 0:
+        return points[0][1]
+    (low, low_cost), (high, high_cost) = points[above - 1], points[above]
+    return low_cost + max(high_cost - low_cost, 0.0) * (at - low) / (high - low)
 
 
 def assumed_costs(*, rows: int, depth: int) -> CostTable:

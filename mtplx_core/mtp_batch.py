@@ -97,6 +97,7 @@ class MtpBatchEngine:
         self._head = head
         self._device = DeviceBatch(self._trunk, geometry, head)
         self._policy = self._options.policy or _default_policy(geometry)
+        self._chunk_tokens = self._options.chunk_tokens or geometry.prefill_chunk_tokens
         self._seats = Seats()
         self._sidelines = Sidelines()
         self._already_ended: list[RowEnd] = []
@@ -132,8 +133,7 @@ class MtpBatchEngine:
         if reason := row_end(row, row.committed, eos_token_ids=self._loaded.eos_token_ids):
             self._already_ended.append(RowEnd(row.row_id, reason))
             return
-        chunk = self._options.chunk_tokens or self._geometry.prefill_chunk_tokens
-        self._sidelines.line_up(Prefill(self._trunk, self._device.head, row, chunk_tokens=chunk))
+        self._sidelines.line_up(Prefill(self._trunk, self._device.head, row, chunk_tokens=self._chunk_tokens))
 
     def discard(self, row_id: str) -> None:
         seat, ended = self._seats.find(row_id), len(self._already_ended)
@@ -223,14 +223,15 @@ class MtpBatchEngine:
         self._was_interrupted = True
 
     def _feed_prefill(self) -> tuple[list[PrefillProgress], list[RowEnd]]:
-        """One chunk between two cycles; a whole geometry's chunk while nobody waits for the next token."""
+        """One chunk between two cycles, or as many short prompts; more while nobody waits for the next token."""
         is_waited_for = any(not seat.row.is_offline for _, seat in self._seats)
-        budget = 1 if is_waited_for else self._geometry.prefill_chunk_tokens
+        most = self._chunk_tokens if is_waited_for else self._geometry.prefill_chunk_tokens
+        fed = 0
         progress: list[PrefillProgress] = []
         ends: list[RowEnd] = []
         for prefill in list(self._sidelines.waiting):
-            while budget > 0 and not prefill.is_done:
-                budget -= prefill.next_tokens
+            while not prefill.is_done and (not fed or fed + prefill.next_tokens <= most):
+                fed += prefill.next_tokens
                 self._was_interrupted = True
                 try:
                     self._telemetry.prefill_tokens += prefill.feed()

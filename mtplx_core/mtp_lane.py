@@ -36,12 +36,14 @@ def build_mtp_engine(
     profile: Profile = Profile.BALANCED,
     head: Head | None = None,
     probe_dir: Path | None = None,
+    overlaps: bool | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Engine:
     """The engine of an MTP lane.
 
     Args:
         head: drafts where prompt lookup finds nothing.
+        overlaps: whether a cycle is built while another runs; None: on a GPU.
         probe_dir: where this machine's measurements are kept; None starts from assumed costs and learns from there.
 
     Raises:
@@ -64,7 +66,7 @@ def build_mtp_engine(
         measured = max(depth for _, depth in probe.seconds)
     most = deepest(geometry.depth, measured, has_experts=has_experts(loaded.config))
     policy = AdaptiveDepth(most, costs, idle_costs) if most else FixedDepth(0)
-    options = MtpOptions(policy=policy, chunk_tokens=chunk_tokens, clock=clock)
+    options = MtpOptions(policy=policy, chunk_tokens=chunk_tokens, overlaps=overlaps, clock=clock)
     return MtpBatchEngine(loaded, geometry, head=head, options=options)
 
 

@@ -159,8 +159,8 @@ def _grid(geometry: Geometry) -> Iterator[tuple[int, int]]:
         positions = range(1, geometry.depth + 2)
         widths |= {edge // count for edge in _TILE_EDGES for count in positions if 1 <= edge // count <= most}
     order = sorted(widths, key=lambda width: (width not in (1, most), width))
-    for width in order[:2]:
-        yield from ((width, depth) for depth in range(geometry.depth + 1))
+    for depth in range(geometry.depth + 1):
+        yield from ((width, depth) for width in order[:2])
     for width in order[2:]:
         yield from ((width, depth) for depth in range(geometry.depth + 1))
 

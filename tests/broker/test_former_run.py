@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -15,7 +17,7 @@ from redis.asyncio import Redis
 from broker import keys
 from broker.former import Former, FormerConfig
 from broker.registry import Registry
-from broker.scripts import Scripts
+from broker.scripts import DEFAULT_BOUNDS, Scripts
 from tests.support import factories as make
 from tests.support.reads import read_counts, read_free_rows, read_jobs, read_status
 from tests.support.redis_servers import ChildServer, Server, ServerName, child_server
@@ -109,6 +111,33 @@ async def test_former_goes_on_when_redis_was_killed_and_started_again(durable_se
 
     assert await read_status(client, "r1") == "running"
     assert await read_counts(client, keys.rows("w1")) == {"r1": 1, "r2": 1}
+    await client.aclose()
+
+
+async def test_former_reads_anew_what_waits_when_redis_came_back_as_another(durable_server: ChildServer) -> None:
+    """The new run's clock is behind, and it has as many entries as the former had read: nothing else tells them."""
+    client: Any = durable_server.client()
+    scripts = Scripts(client)
+    seconds = itertools.count(0.0, 100.0)
+    config = FormerConfig("unused", lease_s=1000.0)
+    former = Former(config, commands=client, blocking=client, monotonic=lambda: next(seconds))
+    await scripts.accept(make.submission("gone", ticket=make.ticket("gone", model="nobody@1")), DEFAULT_BOUNDS)
+    await former.step()
+    await client.delete(keys.WAIT_INTERACTIVE)
+    await accept(scripts, "r1")
+    [(_, entry)] = await client.xrange(keys.WAIT_INTERACTIVE)
+    await client.delete(keys.WAIT_INTERACTIVE)
+    await client.xadd(keys.WAIT_INTERACTIVE, entry, id="1-1")
+    await client.hset(keys.state("r1"), "entry", "1-1")
+    durable_server.kill()
+    durable_server.start()
+    await scripts.register(make.registration("w1"))
+
+    async def is_sent() -> bool:
+        await former.step()
+        return await has_status(client, "r1", "running")
+
+    await wait_until(is_sent, "the request is sent")
     await client.aclose()
 
 

@@ -11,6 +11,7 @@ from mtplx_core.audit import audit
 from mtplx_core.engine import Engine, Row
 from mtplx_core.errors import RowRejectedError
 from mtplx_core.loader import LoadedModel
+from mtplx_core.mtp_batch import MtpBatchEngine, MtpOptions
 from mtplx_core.scripted import Script as Played
 from mtplx_core.scripted import ScriptedEngine, scripted_completion
 from tests.mtplx_core.driving import Heard, run
@@ -151,16 +152,19 @@ def test_rows_that_somebody_waits_for_are_fed_before_offline_ones(build: Build, 
     assert fed_whole == ["waited for", "offline"]
 
 
-@pytest.mark.parametrize(("is_offline", "fed_at_once"), [(True, 3), (False, 1)])
-def test_prompts_are_fed_together_while_nobody_waits_for_the_next_token(
-    build: Build, is_offline: bool, fed_at_once: int
+@pytest.mark.parametrize(
+    ("is_offline", "tokens", "fed_at_once"), [(True, 20, 3), (False, 20, 1), (False, 10, 3), (False, 60, 1)]
+)
+def test_short_prompts_are_fed_together_and_more_of_them_while_nobody_waits_for_the_next_token(
+    loaded: LoadedModel, is_offline: bool, tokens: int, fed_at_once: int
 ) -> None:
-    engine = build("mtp_batch", geometry=replace(GEOMETRY, prefill_chunk_tokens=64))
+    geometry = replace(GEOMETRY, prefill_chunk_tokens=64)
+    engine = MtpBatchEngine(loaded, geometry, options=MtpOptions(chunk_tokens=32))
     engine.admit(replace(ROWS["greedy"], is_offline=is_offline))
     for _ in range(3):
         engine.step()
     for name in "abc":
-        engine.admit(replace(LONG, row_id=name, prompt=LONG.prompt[:20], is_offline=True))
+        engine.admit(replace(LONG, row_id=name, prompt=LONG.prompt[:tokens], is_offline=True))
 
     result = engine.step()
 

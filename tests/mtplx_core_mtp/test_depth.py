@@ -158,7 +158,20 @@ def test_cycles_without_the_heads_work_have_costs_of_their_own() -> None:
 def test_cost_table_interpolates_between_widths() -> None:
     table = CostTable({(1, 0): 1.0, (4, 0): 4.0, (8, 0): 6.0})
 
-    assert [table.cost(rows, 0) for rows in (1, 2, 4, 6, 8, 16)] == [1.0, 2.0, 4.0, 5.0, 6.0, 12.0]
+    assert [table.cost(rows, 0) for rows in (1, 2, 4, 6, 8, 16)] == [1.0, 2.0, 4.0, 5.0, 6.0, 10.0]
+
+
+def test_cost_table_goes_by_positions_where_a_depth_was_not_measured_at_other_widths() -> None:
+    table = CostTable({(1, 0): 1.0, (1, 1): 1.1, (1, 3): 1.4, (16, 0): 2.6})
+
+    assert table.cost(4, 1) == pytest.approx(1.4 + 1.2 * 4 / 12)
+    assert table.cost(16, 1) == pytest.approx(2.6 + 1.2 * 16 / 12)
+
+
+def test_policy_drafts_at_widths_that_the_probe_had_no_time_for() -> None:
+    policy = AdaptiveDepth(3, CostTable({(1, 0): 0.13, (1, 1): 0.15, (1, 2): 0.18, (1, 3): 0.19, (16, 0): 0.31}))
+
+    assert policy.choose([odds(right=0.6)] * 4) > 0
 
 
 def test_cost_table_scales_unseen_depths_by_what_was_seen() -> None:

@@ -17,7 +17,7 @@ QUESTIONS = (
     "Say hello three times.",
     "Repeat after me: the quick brown fox jumps over the lazy dog, the quick brown fox jumps over the lazy dog.",
     "What is the capital of France?",
-    "Write a haiku about rain. " * 12,
+    "Write a haiku about rain. " * 6,
 )
 SAMPLED = Sampling(0.8, top_p=0.95, frequency_penalty=0.2)
 

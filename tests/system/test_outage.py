@@ -6,10 +6,11 @@ Both outages happen at the same time, each on a stack of its own; the tests then
 from __future__ import annotations
 
 import asyncio
+import itertools
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import httpx
 import pytest
@@ -23,6 +24,17 @@ from tests.system.breaking import complete, streams_of, until
 How = Literal["frozen", "killed"]
 AWAY_S = 30.0
 REFUSED_WITHIN_S = 1.0
+FILE = {"file": ("in.jsonl", b"{}", "application/jsonl")}
+BATCH = {"input_file_id": "f", "endpoint": "/v1/completions", "completion_window": "24h"}
+OFFLINE_CALLS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("GET", "/v1/batches", {}),
+    ("GET", "/v1/files", {}),
+    ("POST", "/v1/batches", {"json": BATCH}),
+    ("POST", "/v1/files", {"data": {"purpose": "batch"}, "files": FILE}),
+    ("GET", "/v1/files/f/content", {}),
+    ("DELETE", "/v1/files/f", {}),
+    ("POST", "/v1/batches/b/cancel", {}),
+)
 RUN_AHEAD = 100
 LENGTH = 400
 
@@ -103,11 +115,14 @@ async def _ask_in_vain(stack: Stack, outage: Outage) -> None:
     loop = asyncio.get_running_loop()
     end_s = loop.time() + AWAY_S
     async with httpx.AsyncClient(verify=False, base_url=stack.url, timeout=REFUSED_WITHIN_S) as http:
-        while loop.time() < end_s:
-            try:
-                outage.refusals.append(await complete(http, "meanwhile", 5))
-            except httpx.TimeoutException:
-                outage.refusals.append(None)
+        for method, path, sent in itertools.cycle(OFFLINE_CALLS):
+            if loop.time() >= end_s:
+                break
+            for asked in (complete(http, "meanwhile", 5), http.request(method, path, **sent)):
+                try:
+                    outage.refusals.append(await asked)
+                except httpx.TimeoutException:
+                    outage.refusals.append(None)
             try:
                 outage.health.append((await http.get("/health")).status_code)
             except httpx.TimeoutException:
