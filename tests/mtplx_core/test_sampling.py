@@ -68,17 +68,20 @@ def test_sampler_scores_tokens_as_the_plain_one_does(sampling: Sampling) -> None
 
 
 @SAMPLING_CASES
-def test_row_is_bit_equal_alone_and_among_all_others(sampling: Sampling) -> None:
-    logits = mx.array(LOGITS)
-    everyone = [*SAMPLINGS.values(), sampling]
+@pytest.mark.parametrize("place", [0, 4, len(SAMPLINGS)])
+def test_row_is_bit_equal_alone_and_among_all_others(sampling: Sampling, place: int) -> None:
+    logits, others = mx.array(LOGITS), list(SAMPLINGS.values())
+    everyone = [*others[:place], sampling, *others[place:]]
     alone = SamplingBatch([sampling], vocab_size=VOCAB)
     among = SamplingBatch(everyone, vocab_size=VOCAB)
-    crowd = mx.concatenate([*[mx.random.normal(logits.shape, key=mx.random.key(1))] * len(SAMPLINGS), logits])
+    noise = mx.random.normal(logits.shape, key=mx.random.key(1))
+    crowd = mx.concatenate([logits if row == place else noise for row in range(len(everyone))])
+    starts = mx.array([4 if row == place else row for row in range(len(everyone))])
 
     alone_scores = alone.scores(logits, mx.array([4]), history=[history()])
-    among_scores = among.scores(crowd, mx.array([*range(len(SAMPLINGS)), 4]), history=[history()] * len(everyone))
+    among_scores = among.scores(crowd, starts, history=[history()] * len(everyone))
 
-    assert bool(mx.array_equal(among_scores[-1], alone_scores[0]))
+    assert bool(mx.array_equal(among_scores[place], alone_scores[0]))
 
 
 @SAMPLING_CASES
