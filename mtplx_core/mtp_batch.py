@@ -16,6 +16,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from mtplx_core.beginnings import Beginnings, first_message
 from mtplx_core.cost_table import assumed_costs
 from mtplx_core.depth import AdaptiveDepth, DepthPolicy, FixedDepth, Odds, Trial
 from mtplx_core.device_batch import DeviceBatch, Plan, Started
@@ -38,6 +39,8 @@ TIMED_EVERY = 256
 """Cycles between two that are evaluated stage by stage."""
 _CLEAR_EVERY = 512
 """Cycles between two clearings of MLX's buffer cache."""
+_MOST_CHUNKS = 4
+"""Fed between two cycles while somebody waits for the next token, however many wait for their first."""
 NOT_FINITE = "the model produced numbers that are not finite"
 
 
@@ -100,6 +103,7 @@ class MtpBatchEngine:
         self._chunk_tokens = self._options.chunk_tokens or geometry.prefill_chunk_tokens
         self._seats = Seats()
         self._sidelines = Sidelines()
+        self._beginnings = Beginnings()
         self._already_ended: list[RowEnd] = []
         self._flight: _Flight | None = None
         self._telemetry = Telemetry()
@@ -133,7 +137,16 @@ class MtpBatchEngine:
         if reason := row_end(row, row.committed, eos_token_ids=self._loaded.eos_token_ids):
             self._already_ended.append(RowEnd(row.row_id, reason))
             return
-        self._sidelines.line_up(Prefill(self._trunk, self._device.head, row, chunk_tokens=self._chunk_tokens))
+        beginning = first_message(row.prompt, self._loaded.eos_token_ids, most=self._chunk_tokens)
+        prefill = Prefill(
+            self._trunk,
+            self._device.head,
+            row,
+            chunk_tokens=self._chunk_tokens,
+            beginning=beginning,
+            beginnings=self._beginnings,
+        )
+        self._sidelines.line_up(prefill)
 
     def discard(self, row_id: str) -> None:
         seat, ended = self._seats.find(row_id), len(self._already_ended)
@@ -181,6 +194,7 @@ class MtpBatchEngine:
 
     def close(self) -> None:
         self._sidelines.clear()
+        self._beginnings.clear()
         self._already_ended.clear()
         for _, seat in list(self._seats):
             self._seats.remove(seat)
@@ -223,13 +237,14 @@ class MtpBatchEngine:
         self._was_interrupted = True
 
     def _feed_prefill(self) -> tuple[list[PrefillProgress], list[RowEnd]]:
-        """One chunk between two cycles, or as many short prompts; more while nobody waits for the next token."""
-        is_waited_for = any(not seat.row.is_offline for _, seat in self._seats)
-        most = self._chunk_tokens if is_waited_for else self._geometry.prefill_chunk_tokens
-        fed = 0
+        """The prompts' next chunks, as many as fit between two cycles."""
+        most, fed = self._prefill_budget(), 0
         progress: list[PrefillProgress] = []
         ends: list[RowEnd] = []
         for prefill in list(self._sidelines.waiting):
+            if taken := prefill.take_beginning():
+                self._telemetry.shared_tokens += taken
+                progress.append(prefill.progress)
             while not prefill.is_done and (not fed or fed + prefill.next_tokens <= most):
                 fed += prefill.next_tokens
                 self._was_interrupted = True
@@ -242,6 +257,14 @@ class MtpBatchEngine:
                     break
                 progress.append(prefill.progress)
         return progress, ends
+
+    def _prefill_budget(self) -> int:
+        """Tokens fed between two cycles: a chunk, or one for each row that waits per row that is held up meanwhile."""
+        held_up = sum(not seat.row.is_offline for _, seat in self._seats)
+        if not held_up:
+            return self._geometry.prefill_chunk_tokens
+        waiting = sum(not prefill.row.is_offline for prefill in self._sidelines.waiting)
+        return self._chunk_tokens * min(max(waiting // held_up, 1), _MOST_CHUNKS)
 
     def _seat_returning(self) -> None:
         for seat, lifted in self._sidelines.take_returning():

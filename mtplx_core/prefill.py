@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from mtplx_core.beginnings import Beginning, Beginnings
 from mtplx_core.engine import PrefillProgress, Row
 from mtplx_core.heads.base import Head
 from mtplx_core.ragged_cache import cache_arrays, plain_caches
@@ -22,9 +23,20 @@ class Prefill:
         head: fed with every pair but the last, which the first draft needs.
         row: prompt and what is already committed.
         chunk_tokens: tokens fed at once.
+        beginning: tokens of the prompt that are fed at once by themselves, no more than a chunk.
+        beginnings: where such are kept.
     """
 
-    def __init__(self, trunk: Trunk, head: Head | None, row: Row, *, chunk_tokens: int) -> None:
+    def __init__(
+        self,
+        trunk: Trunk,
+        head: Head | None,
+        row: Row,
+        *,
+        chunk_tokens: int,
+        beginning: int = 0,
+        beginnings: Beginnings | None = None,
+    ) -> None:
         self.row = row
         self.tokens = [*row.prompt, *row.committed]
         self.total = len(self.tokens) - 1
@@ -36,6 +48,8 @@ class Prefill:
         self._trunk = trunk
         self._head = head
         self._chunk = chunk_tokens
+        self._beginning = beginning
+        self._beginnings = beginnings
         self._ids = mx.array([self.tokens], mx.int32)
 
     @property
@@ -45,12 +59,25 @@ class Prefill:
     @property
     def next_tokens(self) -> int:
         """Tokens the next `feed` feeds."""
-        return min(self._chunk, self.total - self.done)
+        end = self._beginning if self.done < self._beginning else self.total
+        return min(self._chunk, end - self.done)
 
     @property
     def progress(self) -> PrefillProgress:
         """The last token counts as done with the others, although the first cycle feeds it."""
         return PrefillProgress(self.row.row_id, self.done + self.is_done, self.total + 1)
+
+    def take_beginning(self) -> int:
+        """Take over what is kept of the prompt's beginning; returns its tokens."""
+        if self._beginnings is None or self.done or not self._beginning:
+            return 0
+        kept = self._beginnings.find(self._first_tokens)
+        if kept is None:
+            return 0
+        kept.copy_into(self.caches, self.head_caches)
+        self.last_hidden = kept.last_hidden
+        self.done = self._beginning
+        return self.done
 
     def feed(self) -> int:
         """Start the next chunk on the device without waiting for it; returns its tokens."""
@@ -60,7 +87,19 @@ class Prefill:
             self._feed_head(hidden, start, end)
         self.done = end
         mx.async_eval(cache_arrays([*self.caches, *self.head_caches]), self.last_hidden)  # type: ignore[no-untyped-call]  # mlx annotates only in part
+        if self._beginnings is not None and end == self._beginning:
+            self._keep_beginning(self._beginnings)
         return end - start
+
+    @property
+    def _first_tokens(self) -> tuple[int, ...]:
+        return tuple(self.tokens[: self._beginning])
+
+    def _keep_beginning(self, beginnings: Beginnings) -> None:
+        caches, head_caches = self._trunk.new_caches(), plain_caches(len(self.head_caches))
+        fed = Beginning(self.caches, self.head_caches, self.last_hidden)
+        fed.copy_into(caches, head_caches)
+        beginnings.keep(self._first_tokens, Beginning(caches, head_caches, self.last_hidden))
 
     def _feed_head(self, hidden: mx.array, start: int, end: int) -> None:
         """Pairs lag one behind: the last hidden state of a chunk is paired in the next one."""

@@ -19,6 +19,9 @@ class Telemetry:
     cycles: int = 0
     tokens: int = 0
     prefill_tokens: int = 0
+    """Tokens of prompts fed."""
+    shared_tokens: int = 0
+    """Tokens of prompts taken over from another's beginning."""
     joined: int = 0
     left: Counter[str] = field(default_factory=Counter)
     """Rows gone, by how: stop, length, error, discarded."""
@@ -50,6 +53,7 @@ class Telemetry:
             "cycles": self.cycles,
             "tokens": self.tokens,
             "prefill_tokens": self.prefill_tokens,
+            "shared_tokens": self.shared_tokens,
             "joined": self.joined,
             "left": dict(self.left),
             "tokens_per_cycle": round(self.tokens / self.cycles, 3) if self.cycles else 0.0,

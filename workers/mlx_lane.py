@@ -6,6 +6,7 @@ and beats by then.
 
 from __future__ import annotations
 
+import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,10 @@ from workers.errors import LaneError
 from workers.lane import ServedModel, settled
 
 if TYPE_CHECKING:
+    from mtplx_core.heads.base import Head
     from mtplx_core.loader import LoadedModel
+
+logger = logging.getLogger(__name__)
 
 
 class MlxLane:
@@ -27,6 +31,7 @@ class MlxLane:
 
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
+        self._is_mode_asked_for = config.mode is not None
         self._loaded: LoadedModel | None = None
         self.memory_bytes = config.memory_bytes
 
@@ -52,7 +57,6 @@ class MlxLane:
         from mtplx_core.build import build_engine
         from mtplx_core.loader import read_weights, weight_bytes
         from mtplx_core.memory import plan_this_machine
-        from mtplx_core.mtp_lane import find_head
 
         assert self._loaded is not None, "describe() comes first"
         read_weights(self._loaded)
@@ -60,7 +64,7 @@ class MlxLane:
         if not self.memory_bytes:
             self.memory_bytes = plan_this_machine(weight_bytes=weight_bytes(self._loaded)).rows
         assert config.mode is not None, "describe() settles it"
-        head = find_head(config.head, self._loaded) if config.mode is SchedulerMode.MTP_BATCH else None
+        head = self._find_head() if config.mode is SchedulerMode.MTP_BATCH else None
         geometry = config.geometry
         if head is not None and config.depth is None:
             geometry = replace(geometry, depth=head.max_depth)
@@ -73,6 +77,19 @@ class MlxLane:
             probe_dir=None if config.cache_dir is None else config.cache_dir / "probes",
             memory_bytes=max(self.memory_bytes, 1),
         )
+
+    def _find_head(self) -> Head | None:
+        """Raises: ModelLoadError where somebody asked for drafting and there is a head that is no use."""
+        from mtplx_core.mtp_lane import find_head
+
+        assert self._loaded is not None
+        try:
+            return find_head(self._config.head, self._loaded)
+        except ModelLoadError as error:
+            if self._is_mode_asked_for or self._config.head is not None:
+                raise
+            logger.warning("%s drafts from its rows' own text only: %s", self._loaded.name, error)
+            return None
 
     def release(self) -> None:
         if "mlx.core" not in sys.modules:

@@ -252,3 +252,18 @@ def test_mixtures_draft_one_token_until_more_was_measured(
     depth: int, measured: int, has_experts: bool, most: int
 ) -> None:
     assert deepest(depth, measured, has_experts=has_experts) == most
+
+
+def test_recurrent_state_of_a_first_message_is_taken_over_bit_for_bit(any_kind: LoadedModel) -> None:
+    [end] = list(any_kind.eos_token_ids)[:1]
+    system = (*(token for token in range(40, 55) if token != end), end)
+    rows = [Row(name, (*system, *words, end, 7), 12, SAMPLED, ignore_eos=True, top_logprobs=1)
+            for name, words in (("a", (11, 12)), ("b", (13,)), ("c", (14, 15, 16)))]  # fmt: skip
+    engine = engine_of(any_kind, 2)
+
+    for row in rows:
+        heard, expected = run(engine, [row]), run(engine_of(any_kind, 2), [row])
+
+        assert heard.tokens == expected.tokens
+        assert heard.logprobs == expected.logprobs
+    assert engine.snapshot()["shared_tokens"] == 2 * len(system)

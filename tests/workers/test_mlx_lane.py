@@ -6,7 +6,7 @@ import asyncio
 import json
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -149,6 +149,21 @@ async def test_lane_drafts_as_deep_as_its_head_was_made_for_unless_it_is_told(
 
     assert record.lane is not None
     assert (record.lane.depth, record.lane.route) == (depth, f"llama_mtp_batch_b2_t{depth + 1}")
+
+
+@pytest.mark.parametrize(("asked", "is_served"), [(None, True), (SchedulerMode.MTP_BATCH, False)])
+def test_model_with_a_useless_head_of_its_own_is_served_unless_drafting_was_asked_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, asked: SchedulerMode | None, is_served: bool
+) -> None:
+    def useless(_: Path | None, model: LoadedModel) -> Head:
+        raise ModelLoadError("agrees on 1 %")
+
+    monkeypatch.setattr(mtp_lane, "find_head", useless)
+    lane = MlxLane(replace(CONFIG, model=str(folder), mode=asked))
+    lane.describe()
+
+    with nullcontext() if is_served else pytest.raises(ModelLoadError, match="1 %"):
+        assert lane.build().snapshot()["head"] is None
 
 
 def test_lane_refuses_a_folder_that_is_not_there(tmp_path: Path) -> None:
