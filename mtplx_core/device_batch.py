@@ -244,7 +244,7 @@ def new_trunk_cache(trunk: Trunk, *, max_positions: int) -> RaggedCache:
     """An empty ragged cache for the trunk's layers."""
     probe = trunk.new_caches()
     trunk.hidden(mx.zeros((1, 1), mx.int32), probe)
-    return RaggedCache(layer_shapes(probe), query_heads=_mask_heads(trunk), max_positions=max_positions)
+    return RaggedCache(layer_shapes(probe), query_heads=mask_heads(trunk), max_positions=max_positions)
 
 
 def _head_drafter(trunk: Trunk, head: Head, max_depth: int) -> HeadDrafter:
@@ -253,12 +253,12 @@ def _head_drafter(trunk: Trunk, head: Head, max_depth: int) -> HeadDrafter:
     probe = plain_caches(head.cached_layers)
     head(mx.zeros((1, 1, trunk.hidden_size), trunk.dtype), mx.zeros((1, 1), mx.int32), probe)
     room = PENDING_LIMIT + max_depth + 1
-    cache = RaggedCache(layer_shapes(probe), query_heads=_mask_heads(trunk), max_positions=room)
+    cache = RaggedCache(layer_shapes(probe), query_heads=mask_heads(trunk), max_positions=room)
     return HeadDrafter(head, cache, hidden_size=trunk.hidden_size, dtype=trunk.dtype, max_depth=max_depth)
 
 
-def _mask_heads(trunk: Trunk) -> int:
-    """The fused attention kernel of a GPU copies a mask that is shared between heads, in every layer."""
+def mask_heads(trunk: Trunk) -> int:
+    """Heads to lay masks out for: a GPU's fused attention copies one that is shared between heads, in every layer."""
     return trunk.query_heads if mx.default_device() == mx.Device(mx.gpu) else 1
 
 

@@ -16,17 +16,16 @@ from typing import Any
 
 import mlx.core as mx
 
-from mtplx_core.beginnings import Beginnings, first_message
 from mtplx_core.cost_table import assumed_costs
 from mtplx_core.depth import AdaptiveDepth, DepthPolicy, FixedDepth, Odds, Trial
 from mtplx_core.device_batch import DeviceBatch, Plan, Started
-from mtplx_core.engine import Geometry, PrefillProgress, Row, RowCycle, RowEnd, RowTokens, StepResult
+from mtplx_core.engine import Geometry, Row, RowCycle, RowEnd, RowTokens, StepResult
 from mtplx_core.errors import EngineDeadError
+from mtplx_core.feeding import Fed, Feeder
 from mtplx_core.heads.base import Head
 from mtplx_core.isolation import inside_mtp_lane
 from mtplx_core.loader import LoadedModel
 from mtplx_core.logprobs import row_logprobs
-from mtplx_core.prefill import Prefill
 from mtplx_core.rows import check_place, check_row, row_end
 from mtplx_core.seats import Seat, Seats
 from mtplx_core.sidelines import Sidelines
@@ -100,10 +99,10 @@ class MtpBatchEngine:
         self._head = head
         self._device = DeviceBatch(self._trunk, geometry, head)
         self._policy = self._options.policy or _default_policy(geometry)
-        self._chunk_tokens = self._options.chunk_tokens or geometry.prefill_chunk_tokens
+        chunk_tokens = self._options.chunk_tokens or geometry.prefill_chunk_tokens
+        self._feeder = Feeder(self._trunk, self._device.head, chunk_tokens=chunk_tokens, ends=loaded.eos_token_ids)
         self._seats = Seats()
         self._sidelines = Sidelines()
-        self._beginnings = Beginnings()
         self._already_ended: list[RowEnd] = []
         self._flight: _Flight | None = None
         self._telemetry = Telemetry()
@@ -137,16 +136,7 @@ class MtpBatchEngine:
         if reason := row_end(row, row.committed, eos_token_ids=self._loaded.eos_token_ids):
             self._already_ended.append(RowEnd(row.row_id, reason))
             return
-        beginning = first_message(row.prompt, self._loaded.eos_token_ids, most=self._chunk_tokens)
-        prefill = Prefill(
-            self._trunk,
-            self._device.head,
-            row,
-            chunk_tokens=self._chunk_tokens,
-            beginning=beginning,
-            beginnings=self._beginnings,
-        )
-        self._sidelines.line_up(prefill)
+        self._sidelines.line_up(self._feeder.line_up(row))
 
     def discard(self, row_id: str) -> None:
         seat, ended = self._seats.find(row_id), len(self._already_ended)
@@ -194,7 +184,7 @@ class MtpBatchEngine:
 
     def close(self) -> None:
         self._sidelines.clear()
-        self._beginnings.clear()
+        self._feeder.clear()
         self._already_ended.clear()
         for _, seat in list(self._seats):
             self._seats.remove(seat)
@@ -207,15 +197,15 @@ class MtpBatchEngine:
             tokens, ends = self._collect(before)
         self._seat_returning()
         self._close_holes()
-        progress, failed = self._feed_prefill()
+        fed = self._feed_prefill()
         self._seat_prefilled()
         self._flight = self._start_cycle(follows=before is not None)
         if before is not None and self._overlaps:
             tokens, ends = self._collect(before)
         self._free_if_empty()
-        for end in (*ended, *failed, *ends):
+        for end in (*ended, *fed.ends, *ends):
             self._telemetry.left[end.reason] += 1
-        return StepResult(tuple(tokens), (*ended, *failed, *ends), tuple(progress))
+        return StepResult(tuple(tokens), (*ended, *fed.ends, *ends), tuple(fed.progress))
 
     def _active_ids(self) -> list[str]:
         seated = [seat.row.row_id for _, seat in self._seats]
@@ -236,27 +226,16 @@ class MtpBatchEngine:
         self._device.close_holes(moves, width=self._seats.width)
         self._was_interrupted = True
 
-    def _feed_prefill(self) -> tuple[list[PrefillProgress], list[RowEnd]]:
+    def _feed_prefill(self) -> Fed:
         """The prompts' next chunks, as many as fit between two cycles."""
-        most, fed = self._prefill_budget(), 0
-        progress: list[PrefillProgress] = []
-        ends: list[RowEnd] = []
-        for prefill in list(self._sidelines.waiting):
-            if taken := prefill.take_beginning():
-                self._telemetry.shared_tokens += taken
-                progress.append(prefill.progress)
-            while not prefill.is_done and (not fed or fed + prefill.next_tokens <= most):
-                fed += prefill.next_tokens
-                self._was_interrupted = True
-                try:
-                    self._telemetry.prefill_tokens += prefill.feed()
-                except RuntimeError as error:  # what MLX raises when memory runs out, among others
-                    logger.warning("prefill failed", extra={"request_id": prefill.row.row_id}, exc_info=True)
-                    self._sidelines.waiting.remove(prefill)
-                    ends.append(RowEnd(prefill.row.row_id, "error", f"prefill failed: {error}"))
-                    break
-                progress.append(prefill.progress)
-        return progress, ends
+        waiting = self._sidelines.waiting
+        fed = self._feeder.feed(list(waiting), most=self._prefill_budget()) if waiting else Fed()
+        self._was_interrupted |= bool(fed.tokens)
+        self._telemetry.prefill_tokens += fed.tokens
+        self._telemetry.shared_tokens += fed.shared
+        for end in fed.ends:
+            self._sidelines.discard(end.row_id)
+        return fed
 
     def _prefill_budget(self) -> int:
         """Tokens fed between two cycles: a chunk, or one for each row that waits per row that is held up meanwhile."""
@@ -264,7 +243,7 @@ class MtpBatchEngine:
         if not held_up:
             return self._geometry.prefill_chunk_tokens
         waiting = sum(not prefill.row.is_offline for prefill in self._sidelines.waiting)
-        return self._chunk_tokens * min(max(waiting // held_up, 1), _MOST_CHUNKS)
+        return self._feeder.chunk_tokens * min(max(waiting // held_up, 1), _MOST_CHUNKS)
 
     def _seat_returning(self) -> None:
         for seat, lifted in self._sidelines.take_returning():

@@ -6,6 +6,8 @@ touch its keys and values. Moving them into the batch is not done here.
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 
 from mtplx_core.beginnings import Beginning, Beginnings
@@ -41,7 +43,7 @@ class Prefill:
         self.tokens = [*row.prompt, *row.committed]
         self.total = len(self.tokens) - 1
         self.done = 0
-        self.caches = trunk.new_caches()
+        self.caches: list[Any] = trunk.new_caches()
         self.head_caches = plain_caches(head.cached_layers if head else 0)
         self.last_hidden: mx.array | None = None
         """Hidden state of the last token fed, (1, 1, hidden); None for a prompt of one token or without a head."""
@@ -63,6 +65,16 @@ class Prefill:
         return min(self._chunk, end - self.done)
 
     @property
+    def next_chunk(self) -> list[int]:
+        """The tokens that are fed next."""
+        return self.tokens[self.done : self.done + self.next_tokens]
+
+    @property
+    def begins_with(self) -> tuple[int, ...] | None:
+        """The beginning that is to be fed or taken over next; None where that is done, or it has none of its own."""
+        return self._first_tokens if self._beginning and not self.done else None
+
+    @property
     def progress(self) -> PrefillProgress:
         """The last token counts as done with the others, although the first cycle feeds it."""
         return PrefillProgress(self.row.row_id, self.done + self.is_done, self.total + 1)
@@ -81,8 +93,13 @@ class Prefill:
 
     def feed(self) -> int:
         """Start the next chunk on the device without waiting for it; returns its tokens."""
+        ids = self._ids[:, self.done : self.done + self.next_tokens]
+        return self.take_fed(self.caches, self._trunk.hidden(ids, self.caches))
+
+    def take_fed(self, caches: list[Any], hidden: mx.array) -> int:
+        """Take in what a forward over the next chunk left in `caches` and gave, (1, tokens, hidden); its tokens."""
         start, end = self.done, self.done + self.next_tokens
-        hidden = self._trunk.hidden(self._ids[:, start:end], self.caches)
+        self.caches = caches
         if self._head is not None:
             self._feed_head(hidden, start, end)
         self.done = end

@@ -1,0 +1,136 @@
+"""Feeds the prompts of rows on their way into the batch: a chunk of a long one, or several short ones together.
+
+A forward reads all weights however few tokens it is over, so short prompts that come at once are fed in one. Where a
+chunk ends depends on its prompt alone all the same. How much is fed at a time is the caller's business.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+
+from mtplx_core.beginnings import Beginnings, first_message
+from mtplx_core.device_batch import mask_heads
+from mtplx_core.engine import PrefillProgress, Row, RowEnd
+from mtplx_core.heads.base import Head
+from mtplx_core.prefill import Prefill
+from mtplx_core.ragged_cache import LayerShape, RaggedCache, layer_shapes
+from mtplx_core.trunk import Trunk
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Fed:
+    """What one round of feeding did."""
+
+    progress: list[PrefillProgress] = field(default_factory=list)
+    ends: list[RowEnd] = field(default_factory=list)
+    """Rows whose prefill failed."""
+    tokens: int = 0
+    shared: int = 0
+    """Tokens taken over from another prompt's beginning."""
+
+
+class Feeder:
+    """Makes prefills, and feeds them.
+
+    Args:
+        trunk: the model.
+        head: fed along with it.
+        chunk_tokens: of one row in one forward, at most.
+        ends: tokens that end a turn.
+    """
+
+    def __init__(self, trunk: Trunk, head: Head | None, *, chunk_tokens: int, ends: Collection[int]) -> None:
+        self.chunk_tokens = chunk_tokens
+        self._trunk = trunk
+        self._head = head
+        self._ends = ends
+        self._beginnings = Beginnings()
+        probe = trunk.new_caches()
+        trunk.hidden(mx.zeros((1, 1), mx.int32), probe)
+        self._shapes = layer_shapes(probe)
+        # A state must never see another row's padding.
+        self._may_feed_together = all(isinstance(shape, LayerShape) for shape in self._shapes)
+
+    def line_up(self, row: Row) -> Prefill:
+        return Prefill(
+            self._trunk,
+            self._head,
+            row,
+            chunk_tokens=self.chunk_tokens,
+            beginning=first_message(row.prompt, self._ends, most=self.chunk_tokens),
+            beginnings=self._beginnings,
+        )
+
+    def feed(self, waiting: Sequence[Prefill], *, most: int) -> Fed:
+        """Feed chunks in the order of `waiting` while they come to at most `most` tokens, but one in any case."""
+        fed, left = Fed(), most
+        while group := self._next_group(waiting, fed, left, is_first=left == most):
+            left -= len(group) * _longest(group)
+            self._feed(group, fed)
+        return fed
+
+    def clear(self) -> None:
+        """Let go of what is kept for later prompts."""
+        self._beginnings.clear()
+
+    def _next_group(self, waiting: Sequence[Prefill], fed: Fed, left: int, *, is_first: bool) -> list[Prefill]:
+        """Rows for one forward; of those that begin alike one goes ahead, and the others take over from it."""
+        group: list[Prefill] = []
+        failed, beginnings = {end.row_id for end in fed.ends}, set()
+        for prefill in waiting:
+            if taken := prefill.take_beginning():
+                fed.shared += taken
+                fed.progress.append(prefill.progress)
+            if prefill.is_done or prefill.row.row_id in failed or prefill.begins_with in beginnings:
+                continue
+            is_room = (len(group) + 1) * _longest([*group, prefill]) <= left
+            if not is_room and not (is_first and not group):
+                break
+            group.append(prefill)
+            if prefill.begins_with is not None:
+                beginnings.add(prefill.begins_with)
+            if not self._may_feed_together:
+                break
+        return group
+
+    def _feed(self, group: Sequence[Prefill], fed: Fed) -> None:
+        try:
+            tokens = self._feed_together(group) if len(group) > 1 else group[0].feed()
+        except RuntimeError as error:  # what MLX raises when memory runs out, among others
+            if len(group) > 1:
+                for prefill in group:
+                    self._feed([prefill], fed)
+                return
+            row_id = group[0].row.row_id
+            logger.warning("prefill failed", extra={"request_id": row_id}, exc_info=True)
+            fed.ends.append(RowEnd(row_id, "error", f"prefill failed: {error}"))
+            return
+        fed.tokens += tokens
+        fed.progress += [prefill.progress for prefill in group]
+
+    def _feed_together(self, group: Sequence[Prefill]) -> int:
+        """One forward over the next chunk of each; shorter ones are padded behind, where no token of theirs looks."""
+        positions = _longest(group)
+        lengths = [prefill.done + positions for prefill in group]
+        cache = RaggedCache(self._shapes, query_heads=mask_heads(self._trunk), max_positions=positions)
+        cache.reserve(len(group), max(lengths))
+        for slot, prefill in enumerate(group):
+            cache.insert(slot, prefill.caches)
+        offset = mx.array([prefill.done for prefill in group], mx.int32)
+        cache.begin(offset, positions, longest=max(lengths), lengths=lengths)
+        chunks = [prefill.next_chunk for prefill in group]
+        padded = [[*chunk, *[0] * (positions - len(chunk))] for chunk in chunks]
+        hidden = self._trunk.hidden(mx.array(padded, mx.int32), cache.layers)
+        for slot, (prefill, chunk) in enumerate(zip(group, chunks, strict=True)):
+            prefill.take_fed(cache.lift(slot, prefill.done + len(chunk)), hidden[slot : slot + 1, : len(chunk)])
+        return sum(map(len, chunks))
+
+
+def _longest(group: Sequence[Prefill]) -> int:
+    return max(prefill.next_tokens for prefill in group)
