@@ -159,13 +159,14 @@ async def _gaps_s(stack: Stack) -> list[float]:
     """Seconds between the tokens of one stream on the lane that is not stuck."""
     at_s = []
     body = {**body_of("active", 300, stream=True), "numerics_profile": EXACT}
-    async with (
-        httpx.AsyncClient(verify=False, base_url=stack.url, timeout=120) as http,
-        http.stream("POST", "/v1/completions", json=body) as response,
-    ):
-        async for line in response.aiter_lines():
-            if line.startswith("data: {"):
-                at_s.append(time.monotonic())
+    async with httpx.AsyncClient(verify=False, base_url=stack.url, timeout=120) as http:
+        while not at_s:  # the API hears of a new lane a little later
+            async with http.stream("POST", "/v1/completions", json=body) as response:
+                if response.status_code >= 500:
+                    raise RuntimeError((await response.aread()).decode())
+                async for line in response.aiter_lines():
+                    if line.startswith("data: {"):
+                        at_s.append(time.monotonic())
     return [later - sooner for sooner, later in zip(at_s, at_s[1:], strict=False)]
 
 

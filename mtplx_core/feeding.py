@@ -118,7 +118,7 @@ class Feeder:
         """One forward over the next chunk of each; shorter ones are padded behind, where no token of theirs looks."""
         positions = _longest(group)
         lengths = [prefill.done + positions for prefill in group]
-        cache = RaggedCache(self._shapes, query_heads=mask_heads(self._trunk), max_positions=positions)
+        cache = RaggedCache(self._shapes, query_heads=mask_heads(self._trunk), max_positions=positions, growth=1)
         cache.reserve(len(group), max(lengths))
         for slot, prefill in enumerate(group):
             cache.insert(slot, prefill.caches)

@@ -139,6 +139,7 @@ class RaggedCache:
             what the unfused CPU path wants.
         max_positions: most positions one forward writes; the size of the sink.
         bucket: attended lengths are rounded up to a multiple of this, doubled with the length.
+        growth: slots are laid out in multiples of so many tokens.
     """
 
     def __init__(
@@ -148,6 +149,7 @@ class RaggedCache:
         query_heads: int = 1,
         max_positions: int = 1,
         bucket: int = 32,
+        growth: int = GROWTH_TOKENS,
     ) -> None:
         self.layers: list[Layer] = [
             RaggedLayer(self, shape) if isinstance(shape, LayerShape) else RecurrentLayer(self, shape)
@@ -159,6 +161,7 @@ class RaggedCache:
         self._query_heads = query_heads
         self._sink = max_positions
         self._bucket = bucket
+        self._growth = growth
 
     @property
     def nbytes(self) -> int:
@@ -196,7 +199,7 @@ class RaggedCache:
 
     def capacity_for(self, tokens: int) -> int:
         """Tokens a slot is laid out for when it must hold `tokens`."""
-        return -(-self.attended_for(tokens) // GROWTH_TOKENS) * GROWTH_TOKENS
+        return -(-self.attended_for(tokens) // self._growth) * self._growth
 
     def reserve(self, slots: int, tokens: int) -> None:
         """Make room for `slots` rows of `tokens` tokens each; what is there stays."""
