@@ -157,7 +157,7 @@ async def _first_token_s(stack: Stack) -> float:
 
 async def _gaps_s(stack: Stack) -> list[float]:
     """Seconds between the tokens of one stream on the lane that is not stuck."""
-    at_s = []
+    at_s: list[float] = []
     body = {**body_of("active", 300, stream=True), "numerics_profile": EXACT}
     async with httpx.AsyncClient(verify=False, base_url=stack.url, timeout=120) as http:
         while not at_s:  # the API hears of a new lane a little later
