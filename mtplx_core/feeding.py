@@ -90,14 +90,21 @@ class Feeder:
             if prefill.is_done or prefill.row.row_id in failed or prefill.begins_with in beginnings:
                 continue
             is_room = (len(group) + 1) * _longest([*group, prefill]) <= left
-            if not is_room and not (is_first and not group):
+            is_alone = not self._goes_with_others(prefill)
+            if group and (is_alone or not is_room) or not (is_room or is_first):
                 break
             group.append(prefill)
+            if is_alone:
+                break
             if prefill.begins_with is not None:
                 beginnings.add(prefill.begins_with)
-            if not self._may_feed_together:
-                break
         return group
+
+    def _goes_with_others(self, prefill: Prefill) -> bool:
+        """Not where its forward is busy with it alone, nor where what it has would have to be copied far."""
+        tokens = prefill.next_tokens
+        is_short = tokens < self.chunk_tokens and prefill.done + tokens <= 2 * self.chunk_tokens
+        return is_short and self._may_feed_together
 
     def _feed(self, group: Sequence[Prefill], fed: Fed) -> None:
         try:

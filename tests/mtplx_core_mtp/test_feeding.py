@@ -79,16 +79,17 @@ def test_prompts_fed_together_leave_what_each_leaves_alone(loaded: LoadedModel, 
 def test_as_many_go_into_one_forward_as_the_budget_holds(loaded: LoadedModel) -> None:
     trunk = CountedTrunk(loaded.model)
     feeder = feeder_of(trunk)
-    prefills = [feeder.line_up(row) for row in ROWS]
+    prefills = [feeder.line_up(row) for row in (ROWS[0], ROWS[1], ROWS[2], ROWS[0], ROWS[1])]
     trunk.shapes.clear()
 
-    fed = feeder.feed(prefills, most=3 * CHUNK)
+    fed = feeder.feed(prefills, most=4 * CHUNK + 8)
 
-    assert trunk.shapes == [(3, CHUNK)]
-    assert fed.tokens == 5 + 11 + CHUNK
-    assert [progress.row_id for progress in fed.progress] == ["a", "b", "c"]
+    # The long one goes alone, chunk by chunk; the last short one finds no room left.
+    assert trunk.shapes == [(2, 11), (1, CHUNK), (1, CHUNK), (1, 7), (1, 5)]
+    assert fed.tokens == 5 + 11 + 39 + 5
+    assert [progress.row_id for progress in fed.progress] == ["a", "b", "c", "c", "c", "a"]
     feeder.feed(prefills, most=1)
-    assert trunk.shapes == [(3, CHUNK), (1, CHUNK)]
+    assert trunk.shapes[5:] == [(1, 11)]
 
 
 def test_row_whose_prefill_fails_does_not_take_the_others_along(loaded: LoadedModel) -> None:
