@@ -19,7 +19,7 @@ import psutil
 from benchmarks.mayhem.killer import LEASE_S, Killer
 from benchmarks.mayhem.ledger import Ledger
 from benchmarks.mayhem.proxy import Proxy
-from benchmarks.mayhem.traffic import ANSWER_S, POISON, Town, Traffic
+from benchmarks.mayhem.traffic import ANSWER_S, POISON, RETENTION_S, Town, Traffic
 from benchmarks.ratios import report
 from broker import keys
 from broker.client import Client
@@ -87,7 +87,8 @@ async def run_chaos(*, seconds: float, seed: int, pause_s: float = 2.0, at_once:
     through_proxy = ("--redis", f"redis://127.0.0.1:{proxy.port}/0")
     lease = ("--lease-s", str(LEASE_S))
     script = ("--engine", "scripted", "--script-step-s", "0.01", "--script-crash-text", POISON)
-    stack.arguments = {"redis": (), "former": (*through_proxy, *lease), "api": through_proxy, "worker": ()}
+    stack.arguments = {"redis": (), "former": (*through_proxy, *lease)}
+    stack.arguments["api"] = (*through_proxy, "--retention-s", str(RETENTION_S))
     stack.arguments["worker"] = (*through_proxy, *lease, *script, "--grace-s", "3")
     phase = Phase()
     try:

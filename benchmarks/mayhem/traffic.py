@@ -19,6 +19,8 @@ from tests.support.told import Told, body_of, expected, listen, refusal
 
 POISON = "poison!"
 ANSWER_S = 90.0
+RETENTION_S = 30
+"""How long ended requests are kept: with more, what Redis holds would grow by rights over the whole run."""
 """How long a client waits for its whole answer before it calls the server silent."""
 RETRY_S = 0.2
 
@@ -148,7 +150,7 @@ class Traffic:
         wanted = ask(text, length, priority="offline")
         try:
             async with asyncio.timeout(ANSWER_S):
-                handle = await self._client.submit(wanted.request, wanted.ticket)
+                handle = await self._client.submit(wanted.request, wanted.ticket, retain_ms=1000 * RETENTION_S)
                 heard = await hear(handle)
         except (RefusedError, BrokerError) as error:
             self._ledger.note("offline", "refused", str(error))
@@ -165,7 +167,9 @@ class Traffic:
         wanted = ask(f"{POISON} {text}", 20, priority="offline")
         try:
             async with asyncio.timeout(ANSWER_S):
-                heard = await hear(await self._client.submit(wanted.request, wanted.ticket))
+                heard = await hear(
+                    await self._client.submit(wanted.request, wanted.ticket, retain_ms=1000 * RETENTION_S)
+                )
         except (RefusedError, BrokerError) as error:
             self._ledger.note("poison", "refused", str(error))
         except (TimeoutError, AssertionError) as error:
