@@ -20,7 +20,8 @@ from mtplx_core.heads.base import Head
 from mtplx_core.logprobs import LogprobArrays, logprob_arrays
 from mtplx_core.penalties import RowHistory
 from mtplx_core.prefill import Prefill
-from mtplx_core.ragged_cache import RaggedCache, cache_arrays, layer_shapes, plain_caches
+from mtplx_core.ragged_cache import LayerShape, RaggedCache, cache_arrays, layer_shapes, plain_caches
+from mtplx_core.recurrent import RecurrentShape
 from mtplx_core.row_sampling import RowSampler
 from mtplx_core.trunk import Trunk
 from mtplx_core.unfused_attention import route_attention
@@ -242,9 +243,14 @@ class _TrunkForward:
 
 def new_trunk_cache(trunk: Trunk, *, max_positions: int) -> RaggedCache:
     """An empty ragged cache for the trunk's layers."""
+    return RaggedCache(trunk_shapes(trunk), query_heads=mask_heads(trunk), max_positions=max_positions)
+
+
+def trunk_shapes(trunk: Trunk) -> list[LayerShape | RecurrentShape]:
+    """What the trunk's layers keep."""
     probe = trunk.new_caches()
     trunk.hidden(mx.zeros((1, 1), mx.int32), probe)
-    return RaggedCache(layer_shapes(probe), query_heads=mask_heads(trunk), max_positions=max_positions)
+    return layer_shapes(probe)
 
 
 def _head_drafter(trunk: Trunk, head: Head, max_depth: int) -> HeadDrafter:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from mtplx_core.beginnings import Beginnings, first_message
-from mtplx_core.device_batch import mask_heads
+from mtplx_core.device_batch import mask_heads, trunk_shapes
 from mtplx_core.engine import PrefillProgress, Row, RowEnd
 from mtplx_core.heads.base import Head
 from mtplx_core.prefill import Prefill
-from mtplx_core.ragged_cache import LayerShape, RaggedCache, layer_shapes
+from mtplx_core.ragged_cache import LayerShape, RaggedCache
 from mtplx_core.trunk import Trunk
 
 logger = logging.getLogger(__name__)
@@ -51,13 +51,12 @@ class Feeder:
         self._head = head
         self._ends = ends
         self._beginnings = Beginnings()
-        probe = trunk.new_caches()
-        trunk.hidden(mx.zeros((1, 1), mx.int32), probe)
-        self._shapes = layer_shapes(probe)
+        self._shapes = trunk_shapes(trunk)
         # A state must never see another row's padding.
         self._may_feed_together = all(isinstance(shape, LayerShape) for shape in self._shapes)
 
-    def line_up(self, row: Row) -> Prefill:
+    def prefill_of(self, row: Row) -> Prefill:
+        """The row at its start."""
         return Prefill(
             self._trunk,
             self._head,

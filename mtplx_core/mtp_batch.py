@@ -136,7 +136,7 @@ class MtpBatchEngine:
         if reason := row_end(row, row.committed, eos_token_ids=self._loaded.eos_token_ids):
             self._already_ended.append(RowEnd(row.row_id, reason))
             return
-        self._sidelines.line_up(self._feeder.line_up(row))
+        self._sidelines.line_up(self._feeder.prefill_of(row))
 
     def discard(self, row_id: str) -> None:
         seat, ended = self._seats.find(row_id), len(self._already_ended)

@@ -13,7 +13,7 @@ from mtplx_core.heads.attached import AttachedHead
 from mtplx_core.loader import LoadedModel
 from mtplx_core.mtp_batch import MtpBatchEngine
 from tests.mtplx_core.driving import Heard, run
-from tests.mtplx_core_mtp.test_mtp_engine import random_head
+from tests.mtplx_core_mtp.conftest import random_head
 from tests.support.models import tiny_llama
 
 END = 2

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
-import pytest
 
 from mtplx_core.engine import Row
 from mtplx_core.feeding import Feeder
@@ -14,24 +13,12 @@ from mtplx_core.heads.attached import AttachedHead
 from mtplx_core.loader import LoadedModel
 from mtplx_core.prefill import Prefill
 from mtplx_core.trunk import Trunk
-from tests.mtplx_core_mtp.test_mtp_engine import random_head
 from tests.mtplx_core_native.layouts import DENSE, loaded_of, tiny
-from tests.support.models import tiny_llama
 
 CHUNK = 16
 LENGTHS = {"a": 6, "b": 12, "c": 40}
 ROWS = [Row(name, tuple(range(10, 10 + length)), 8) for name, length in LENGTHS.items()]
 FATAL = 3
-
-
-@pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return tiny_llama()
-
-
-@pytest.fixture(scope="module")
-def head(loaded: LoadedModel) -> AttachedHead:
-    return random_head(loaded)
 
 
 class CountedTrunk(Trunk):
@@ -59,7 +46,7 @@ def feed_whole(feeder: Feeder, prefills: list[Prefill], *, most: int) -> None:
 
 def test_prompts_fed_together_leave_what_each_leaves_alone(loaded: LoadedModel, head: AttachedHead) -> None:
     feeder = feeder_of(Trunk(loaded.model), head)
-    together, alone = [feeder.line_up(row) for row in ROWS], [feeder.line_up(row) for row in ROWS]
+    together, alone = [feeder.prefill_of(row) for row in ROWS], [feeder.prefill_of(row) for row in ROWS]
 
     feed_whole(feeder, together, most=4 * CHUNK)
     for prefill in alone:
@@ -79,7 +66,7 @@ def test_prompts_fed_together_leave_what_each_leaves_alone(loaded: LoadedModel, 
 def test_as_many_go_into_one_forward_as_the_budget_holds(loaded: LoadedModel) -> None:
     trunk = CountedTrunk(loaded.model)
     feeder = feeder_of(trunk)
-    prefills = [feeder.line_up(row) for row in (ROWS[0], ROWS[1], ROWS[2], ROWS[0], ROWS[1])]
+    prefills = [feeder.prefill_of(row) for row in (ROWS[0], ROWS[1], ROWS[2], ROWS[0], ROWS[1])]
     trunk.shapes.clear()
 
     fed = feeder.feed(prefills, most=4 * CHUNK + 8)
@@ -95,7 +82,7 @@ def test_as_many_go_into_one_forward_as_the_budget_holds(loaded: LoadedModel) ->
 def test_row_whose_prefill_fails_does_not_take_the_others_along(loaded: LoadedModel) -> None:
     feeder = feeder_of(CountedTrunk(loaded.model))
     bad = Row("bad", (5, FATAL, 6), 8)
-    prefills = [feeder.line_up(row) for row in (ROWS[0], bad, ROWS[1])]
+    prefills = [feeder.prefill_of(row) for row in (ROWS[0], bad, ROWS[1])]
 
     fed = feeder.feed(prefills, most=10 * CHUNK)
 
@@ -106,7 +93,7 @@ def test_row_whose_prefill_fails_does_not_take_the_others_along(loaded: LoadedMo
 def test_rows_with_a_recurrent_state_are_fed_one_at_a_time() -> None:
     trunk = CountedTrunk(loaded_of(tiny(DENSE)).model)
     feeder = feeder_of(trunk)
-    prefills = [feeder.line_up(Row(name, (5, 6, 7, 8), 8)) for name in "ab"]
+    prefills = [feeder.prefill_of(Row(name, (5, 6, 7, 8), 8)) for name in "ab"]
     trunk.shapes.clear()
 
     feeder.feed(prefills, most=10 * CHUNK)

@@ -8,7 +8,6 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx.utils import tree_map
 
 from mtplx_core.audit import audit, compare
 from mtplx_core.depth import FixedDepth, Odds
@@ -19,8 +18,8 @@ from mtplx_core.heads.base import Head
 from mtplx_core.loader import LoadedModel
 from mtplx_core.mtp_batch import MtpBatchEngine, MtpOptions
 from mtplx_core.serial import SerialEngine
-from mtplx_core.trunk import Trunk
 from tests.mtplx_core.driving import Heard, run
+from tests.mtplx_core_mtp.conftest import random_head
 from tests.support.models import VOCAB_SIZE, tiny_llama
 
 GEOMETRY = Geometry(decode_batch_max=4, max_context_tokens=200, depth=3, prefill_chunk_tokens=16)
@@ -53,24 +52,6 @@ class Order:
 @pytest.fixture(autouse=True, params=[True, False], ids=["overlapped", "in-turn"])
 def _order(request: pytest.FixtureRequest) -> None:
     Order.overlaps = request.param
-
-
-def random_head(loaded: LoadedModel, *, seed: int = 3) -> AttachedHead:
-    head = AttachedHead(Trunk(loaded.model), list(range(4, VOCAB_SIZE)), max_depth=3)
-    keys = iter(mx.random.split(mx.random.key(seed), 64))
-    head.update(tree_map(lambda a: mx.random.normal(a.shape, key=next(keys)) * 0.2, head.parameters()))
-    mx.eval(head.parameters())
-    return head
-
-
-@pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return tiny_llama()
-
-
-@pytest.fixture(scope="module")
-def head(loaded: LoadedModel) -> AttachedHead:
-    return random_head(loaded)
 
 
 def engine_of(

@@ -15,19 +15,16 @@ from mlx_lm.models.llama import Model, ModelArgs
 from mtplx_core.build import build_engine
 from mtplx_core.engine import Geometry, Profile, Row, SchedulerMode
 from mtplx_core.errors import LaneIsolationError, UnsupportedModeError
+from mtplx_core.heads.attached import AttachedHead
 from mtplx_core.isolation import inside_mtp_lane, refuse_inside_mtp_lane
 from mtplx_core.loader import LoadedModel
-from mtplx_core.probe import load_or_probe, probe_forwards
+from mtplx_core.mtp_lane import build_mtp_engine
+from mtplx_core.probe import Probe, load_or_probe, probe_forwards, time_drafts
 from mtplx_core.trunk import Trunk
 from tests.mtplx_core.driving import run
-from tests.support.models import CONFIG, tiny_llama
+from tests.support.models import CONFIG
 
 GEOMETRY = Geometry(decode_batch_max=4, max_context_tokens=256, depth=1, prefill_chunk_tokens=64)
-
-
-@pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return tiny_llama()
 
 
 def generated(loaded: LoadedModel, row: Row) -> list[int]:
@@ -84,6 +81,25 @@ def test_probe_covers_every_depth_at_one_row_and_at_all(loaded: LoadedModel) -> 
     assert {(1, 0), (1, 1), (4, 0), (4, 1), (2, 0)} <= probe.seconds.keys()
     assert probe.chunk_tokens <= GEOMETRY.prefill_chunk_tokens
     assert probe.cost_table(GEOMETRY).cost(3, 1) > 0
+
+
+def test_drafts_are_part_of_what_a_cycle_costs(loaded: LoadedModel, head: AttachedHead) -> None:
+    clock = ticking(0.25)
+    drafts = time_drafts(Trunk(loaded.model), head, widths=(1, 4), clock=lambda: next(clock))
+
+    table = Probe({(1, 0): 1.0, (1, 1): 1.5, (4, 0): 2.0, (4, 1): 3.0}, 64).cost_table(GEOMETRY, draft_s=drafts)
+
+    assert drafts == {1: 0.25, 4: 0.25}
+    assert [table.cost(*key) for key in ((1, 0), (1, 1), (4, 1))] == [1.0, 1.75, 3.25]
+
+
+def test_lane_with_a_head_is_probed_at_start_and_decodes(
+    loaded: LoadedModel, head: AttachedHead, tmp_path: Path
+) -> None:
+    engine = build_mtp_engine(loaded, GEOMETRY, head=head, probe_dir=tmp_path)
+
+    assert len(run(engine, [Row("row", (5, 6, 7), 8, ignore_eos=True)]).tokens["row"]) == 8
+    assert list(tmp_path.iterdir())
 
 
 def test_probe_stops_when_its_time_is_up(loaded: LoadedModel) -> None:

@@ -19,7 +19,7 @@ from mtplx_core.heads.norms import Convention
 from mtplx_core.heads.qwen import NORMS, QwenHead, StoredQwenHead
 from mtplx_core.heads.tensors import load_files
 from mtplx_core.loader import LoadedModel, load_model
-from mtplx_core.mtp_lane import find_head
+from mtplx_core.mtp_lane import build_mtp_engine, find_head
 from mtplx_core.serial import SerialEngine
 from mtplx_core.trunk import Trunk
 from tests.mtplx_core.driving import Heard, run
@@ -176,3 +176,9 @@ def test_head_still_drafts_for_a_quantised_trunk() -> None:
 
     assert native is not None
     assert native.agreement > 0.5
+
+
+def test_lane_with_its_own_head_is_probed_at_start_and_decodes(loaded: LoadedModel, tmp_path: Path) -> None:
+    engine = build_mtp_engine(loaded, GEOMETRY, head=find_head(None, loaded), probe_dir=tmp_path)
+
+    assert len(run(engine, [Row("row", (5, 6, 7), 8, ignore_eos=True)]).tokens["row"]) == 8
