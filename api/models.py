@@ -102,10 +102,11 @@ class Catalog:
             await asyncio.wait({self._refresh})
 
     async def _take(self) -> Fleet:
+        asked_s = self._clock()
         self._fleet = await self._backend.fleet()
         self._taken = self._clock()
         progress = {worker.id: worker.progress for worker in self._fleet.workers if worker.active_rows}
-        self.stalled = self._stalls.observe(progress, now_s=self._taken, connection=None)
+        self.stalled = self._stalls.observe(progress, asked_s=asked_s, answered_s=self._taken, connection=None)
         return self._fleet
 
     async def route(self, name: str, profile: str | None) -> Route:

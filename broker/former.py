@@ -97,7 +97,9 @@ class Former:
         self._registry = Registry(commands)
         self._rows = RunningRows(commands)
         self._line = Line(commands, monotonic=monotonic, wire=config.wire)
-        self._takeover = Takeover(commands, self._scripts, lease_s=config.lease_s, max_crashes=config.max_crashes)
+        self._takeover = Takeover(
+            commands, self._scripts, lease_s=config.lease_s, max_crashes=config.max_crashes, monotonic=monotonic
+        )
         self._shares = Shares()
         self._tally = Tally()
         self._waits = Waits()
@@ -142,9 +144,9 @@ class Former:
         now_s = self._monotonic()
         if now_s >= self._next_beat_s:
             await self._beat()
-            self._note_connection(await self._takeover.watch(now_s=now_s, own_id=self.id))
+            self._note_connection(await self._takeover.watch(own_id=self.id))
             await self._hold_lease()
-            self._next_beat_s = now_s + self._config.lease_s / BEATS_PER_LEASE
+            self._next_beat_s = now_s + self._beat_every_s
         if not self._is_working:
             return 0
         records = await self._registry.daemons()
@@ -166,11 +168,11 @@ class Former:
         except BrokerUnavailableError as error:
             self._note_redis(is_away=True, why=error)
             self._start_anew()
-            delay_s = RECONNECT_MAX_S
+            delay_s = self._retry_s
         except Exception:
             logger.exception("a round of the former failed")
             self._start_anew()
-            delay_s = RECONNECT_MAX_S
+            delay_s = self._retry_s
         with suppress(TimeoutError):
             async with asyncio.timeout(delay_s):
                 await self._woken.wait()
@@ -181,6 +183,15 @@ class Former:
         if self._is_redis_away and not is_away:
             logger.info("Redis is back; the former goes on")
         self._is_redis_away = is_away
+
+    @property
+    def _beat_every_s(self) -> float:
+        return self._config.lease_s / BEATS_PER_LEASE
+
+    @property
+    def _retry_s(self) -> float:
+        """Redis back, the others watch from then on: whoever tries again too late is dead before its first beat."""
+        return min(RECONNECT_MAX_S, self._beat_every_s)
 
     def _idle_s(self) -> float:
         if self._held_until_ms is None:

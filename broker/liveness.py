@@ -24,20 +24,26 @@ class Watcher:
         self._looked_s: float | None = None
         self._sightings: dict[str, _Sighting] = {}
 
-    def observe(self, beats: Mapping[str, int], *, now_s: float, connection: Hashable) -> frozenset[str]:
+    def observe(
+        self, beats: Mapping[str, int], *, asked_s: float, answered_s: float, connection: Hashable
+    ) -> frozenset[str]:
         """The daemons that are dead by now.
+
+        A counter was read at some moment between question and answer. A lease runs from the answer that first showed
+        it to the question that shows it again, so a Redis that stood still in between counts for nobody's silence.
 
         Args:
             beats: heartbeat counter of every registered daemon.
-            now_s: the watcher's own monotonic clock.
+            asked_s: the watcher's own monotonic clock before they were read.
+            answered_s: and after.
             connection: differs whenever the beats were read over another connection, or from another Redis run.
         """
-        if not self._is_unbroken(now_s, connection):
+        if not self._is_unbroken(answered_s, connection):
             self._sightings.clear()
-        self._looked_s, self._connection = now_s, connection
-        self._sightings = {daemon_id: self._see(daemon_id, beat, now_s) for daemon_id, beat in beats.items()}
+        self._looked_s, self._connection = answered_s, connection
+        self._sightings = {daemon_id: self._see(daemon_id, beat, answered_s) for daemon_id, beat in beats.items()}
         return frozenset(
-            daemon_id for daemon_id, seen in self._sightings.items() if now_s - seen.since_s >= self._lease_s
+            daemon_id for daemon_id, seen in self._sightings.items() if asked_s - seen.since_s >= self._lease_s
         )
 
     def start_anew(self) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from redis.asyncio import Redis
@@ -26,19 +27,31 @@ ROUNDS = 100
 class Takeover:
     """Watches every daemon, so that it knows who is dead when it is asked to act."""
 
-    def __init__(self, client: Redis, scripts: Scripts, *, lease_s: float, max_crashes: int) -> None:
+    def __init__(
+        self,
+        client: Redis,
+        scripts: Scripts,
+        *,
+        lease_s: float,
+        max_crashes: int,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._client = client
+        self._monotonic = monotonic
         self._scripts = scripts
         self._rows = RunningRows(client)
         self._watcher = Watcher(lease_s)
         self._max_crashes = max_crashes
         self._dead: frozenset[str] = frozenset()
 
-    async def watch(self, *, now_s: float, own_id: str) -> Connection:
+    async def watch(self, *, own_id: str) -> Connection:
         """Look at every heartbeat but our own; returns over which connection."""
+        asked_s = self._monotonic()
         beats = await read_beats(self._client)
         others = {daemon_id: counter for daemon_id, counter in beats.counters.items() if daemon_id != own_id}
-        self._dead = self._watcher.observe(others, now_s=now_s, connection=beats.connection)
+        self._dead = self._watcher.observe(
+            others, asked_s=asked_s, answered_s=self._monotonic(), connection=beats.connection
+        )
         return beats.connection
 
     def start_anew(self) -> None:

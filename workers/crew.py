@@ -31,9 +31,9 @@ class Crew:
             self._failure = error
         self._failed.set()
 
-    def repeat(self, name: str, step: Step) -> None:
-        """Run a step over and over."""
-        self._tasks[name] = asyncio.create_task(self._repeat(name, step), name=f"worker-{name}")
+    def repeat(self, name: str, step: Step, *, retry_max_s: float = RETRY_MAX_S) -> None:
+        """Run a step over and over; `retry_max_s` is how long it waits at most before it tries Redis again."""
+        self._tasks[name] = asyncio.create_task(self._repeat(name, step, retry_max_s), name=f"worker-{name}")
 
     async def dismiss(self, name: str) -> None:
         """End one task, if there is one of this name."""
@@ -64,16 +64,16 @@ class Crew:
             task.result()
         return waiting[0] in done
 
-    async def _repeat(self, name: str, step: Step) -> None:
+    async def _repeat(self, name: str, step: Step, retry_max_s: float) -> None:
         try:
             while True:
-                await persist(step)
+                await persist(step, retry_max_s=retry_max_s)
         except Exception as error:
             logger.exception("the step %s failed", name)
             self.fail(error)
 
 
-async def persist(step: Step) -> None:
+async def persist(step: Step, *, retry_max_s: float = RETRY_MAX_S) -> None:
     """Run a step until Redis lets it, waiting longer and longer in between."""
     delay_s = RETRY_MIN_S
     while True:
@@ -82,5 +82,5 @@ async def persist(step: Step) -> None:
         except BrokerUnavailableError as error:
             log = logger.warning if delay_s == RETRY_MIN_S else logger.debug
             log("waiting for Redis: %s", error)
-        await asyncio.sleep(delay_s)
+        await asyncio.sleep(min(delay_s, retry_max_s))
         delay_s = min(delay_s * 2, RETRY_MAX_S)

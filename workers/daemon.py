@@ -115,7 +115,7 @@ class Worker:
         self.service.start()
         try:
             if await self._crew.first(persist(self.enlist), self._stopping.wait()):
-                self._crew.repeat("heartbeat", self._beat_in_time)
+                self._crew.repeat("heartbeat", self._beat_in_time, retry_max_s=self.config.beat_every_s)
                 await self._serve()
             await self.drain()
         except Exception as error:

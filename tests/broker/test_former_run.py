@@ -15,6 +15,7 @@ import pytest
 from redis.asyncio import Redis
 
 from broker import keys
+from broker.errors import BrokerUnavailableError
 from broker.former import Former, FormerConfig
 from broker.registry import Registry
 from broker.scripts import DEFAULT_BOUNDS, Scripts
@@ -172,3 +173,28 @@ async def is_idle(client: Redis, former: Former) -> bool:
 
 async def is_lease_free(client: Redis) -> bool:
     return await client.get(keys.FORMER_LEASE) is None
+
+
+async def test_former_tries_again_well_within_a_lease(
+    server: Server, client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = FormerConfig("unused", lease_s=0.5)
+    former = Former(config, commands=client, blocking=server.client(blocking=True))
+    limits: list[float] = []
+    timeout = asyncio.timeout
+
+    async def away() -> int:
+        if len(limits) == 2:
+            former.stop()
+        raise BrokerUnavailableError("away")
+
+    def note(delay_s: float) -> asyncio.Timeout:
+        limits.append(delay_s)
+        return timeout(0.0)
+
+    monkeypatch.setattr(former, "step", away)
+    monkeypatch.setattr("broker.former.asyncio.timeout", note)
+    await former.run()
+
+    assert len(limits) == 3
+    assert max(limits) <= 0.25 * config.lease_s

@@ -23,14 +23,15 @@ async def broken() -> None:
 
 
 class Away:
-    """A step that Redis lets through at the third try."""
+    """A step that Redis lets through after some tries."""
 
-    def __init__(self) -> None:
+    def __init__(self, tries_in_vain: int = 2) -> None:
         self.tries = 0
+        self._tries_in_vain = tries_in_vain
 
     async def __call__(self) -> None:
         self.tries += 1
-        if self.tries < 3:
+        if self.tries <= self._tries_in_vain:
             raise BrokerUnavailableError("away")
 
 
@@ -99,6 +100,20 @@ async def test_step_is_tried_until_redis_lets_it() -> None:
     await persist(step)
 
     assert step.tries == 3
+
+
+async def test_longest_wait_between_two_tries_can_be_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    async def sleep(delay_s: float) -> None:
+        waits.append(delay_s)
+
+    monkeypatch.setattr("workers.crew.asyncio.sleep", sleep)
+
+    await persist(Away(tries_in_vain=9), retry_max_s=0.2)
+
+    assert len(waits) == 9
+    assert max(waits) == 0.2
 
 
 async def test_crew_waits_out_a_redis_that_is_away() -> None:

@@ -21,6 +21,7 @@ from tests.support.reads import read_end, read_jobs, read_log, read_state, read_
 from tests.support.redis_servers import ChildServer, Server
 from tests.workers.rig import CONFIG, FragileServer, Rig, opened, seat, wait_until, wait_until_async
 from workers.config import ScriptConfig
+from workers.crew import RETRY_MAX_S, Crew, Step
 from workers.errors import EngineFailedError, StalledError
 from workers.scripted_lane import IDENTITY, script_of
 
@@ -377,6 +378,26 @@ async def test_worker_decodes_on_while_redis_is_away(fragile: FragileServer) -> 
     assert await read_log(client, "a") == rig.expected("a")
     assert (await read_state(client, "a"))["attempt"] == b"1"
     await client.aclose()
+
+
+async def test_worker_tries_to_beat_within_a_lease_of_redis_coming_back(
+    server: Server, client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest_wait: dict[str, float] = {}
+    repeat = Crew.repeat
+
+    def note(crew: Crew, name: str, step: Step, *, retry_max_s: float = RETRY_MAX_S) -> None:
+        longest_wait[name] = retry_max_s
+        repeat(crew, name, step, retry_max_s=retry_max_s)
+
+    monkeypatch.setattr(Crew, "repeat", note)
+    rig = Rig(server, client, config=replace(CONFIG, lease_s=1.0))
+
+    async with serving(rig):
+        pass
+
+    # It sleeps between two beats as well, and an answer takes its time.
+    assert longest_wait["heartbeat"] + rig.worker.config.beat_every_s <= 0.5 * rig.worker.config.lease_s
 
 
 async def test_worker_waits_for_redis_at_its_start(fragile: FragileServer) -> None:
