@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from collections.abc import Sequence
@@ -62,11 +63,20 @@ def chat_body(prompt: str, *, model: str, max_tokens: int, **more: Any) -> dict[
 
 async def run_round(url: str, bodies: Sequence[dict[str, Any]]) -> Round:
     """Send all bodies at once to `url`/v1/chat/completions and read every stream to its end."""
-    limits = httpx.Limits(max_connections=len(bodies))
-    async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
+    return await run_clients(url, [[body] for body in bodies])
+
+
+async def run_clients(url: str, clients: Sequence[Sequence[dict[str, Any]]]) -> Round:
+    """All clients at once, each of which sends its bodies one after another."""
+    limits = httpx.Limits(max_connections=len(clients))
+
+    async def ask(bodies: Sequence[dict[str, Any]]) -> list[Answer]:
+        return [await stream_answer(http, body) for body in bodies]
+
+    async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as http:
         started = time.perf_counter()
-        answers = await asyncio.gather(*(stream_answer(client, body) for body in bodies))
-        return Round(tuple(answers), time.perf_counter() - started)
+        answers = await asyncio.gather(*map(ask, clients))
+        return Round(tuple(itertools.chain(*answers)), time.perf_counter() - started)
 
 
 async def stream_answer(client: httpx.AsyncClient, body: dict[str, Any]) -> Answer:

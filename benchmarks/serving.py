@@ -1,8 +1,9 @@
 """The whole stack against `mlx_lm.server` on the same folder: the same streaming clients, the same BLAS in both.
 
-`python -m benchmarks.serving [--quick] [--json] [--clients 1,8] [--head FOLDER]`. Both servers run throughout and take
-turns, so that a noisy machine meets both; whoever is not asked idles. mlx-lm's server decodes up to 32 requests
-together by itself.
+`python -m benchmarks.serving [--quick] [--json] [--clients 1,8] [--requests N] [--head FOLDER]`. A client asks again as
+soon as it has its answer, so that so many are at it at once all the time and not only until the first is done. Both
+servers run throughout and take turns, so that a noisy machine meets both; whoever is not asked idles. mlx-lm's server
+decodes up to 32 requests together by itself.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import NamedTuple
 import click
 import httpx
 
-from benchmarks.clients import PROMPTS, Round, chat_body, run_round
+from benchmarks.clients import PROMPTS, Round, chat_body, run_clients
 from benchmarks.ratios import Ratio, median, paired_ratio, report
 
 CLIENTS = "1,4,8,16"
@@ -39,6 +40,15 @@ main()
 """
 
 
+class Plan(NamedTuple):
+    """How much is asked."""
+
+    rounds: int
+    requests: int
+    """Of each client, in a round."""
+    max_tokens: int
+
+
 class Compared(NamedTuple):
     """One number of clients."""
 
@@ -53,14 +63,24 @@ class Compared(NamedTuple):
 @click.option("--json", "as_json", is_flag=True)
 @click.option("--mode", default="mtp_batch", type=click.Choice(["serial", "ar_batch", "mtp_batch"]))
 @click.option("--clients", default=CLIENTS, show_default=True, help="How many ask at once.")
+@click.option("--requests", default=3, show_default=True, help="Of each client, one after another, in a round.")
 @click.option("--head", type=click.Path(path_type=Path, exists=True), help="Else the shipped one.")
 @click.option("--worker", multiple=True, help="Further argument of the worker, such as --worker=--depth=2.")
-def main(*, quick: bool, as_json: bool, mode: str, clients: str, head: Path | None, worker: tuple[str, ...]) -> None:
+def main(
+    *,
+    quick: bool,
+    as_json: bool,
+    mode: str,
+    clients: str,
+    requests: int,
+    head: Path | None,
+    worker: tuple[str, ...],
+) -> None:
     """Measure."""
     from mtplx_core.blas import load_blas
 
     blas = load_blas()
-    rounds, max_tokens = (2, 32) if quick else (3, 128)
+    plan = Plan(2, 1, 32) if quick else Plan(3, requests, 128)
 
     from tests.support.stack import Stack, free_port
 
@@ -70,10 +90,13 @@ def main(*, quick: bool, as_json: bool, mode: str, clients: str, head: Path | No
     with stack, MlxLmServer(_model_folder(), free_port()) as reference:
         name = _served_name(stack.url)
         warm_up(stack.url, name, reference.url)
-        click.echo(f"{max_tokens} tokens each, {rounds} pairs of rounds, {mode} of {ROWS} rows, {blas}")
+        click.echo(
+            f"{plan.rounds} pairs of rounds of {plan.requests} x {plan.max_tokens} tokens, "
+            f"{mode} of {ROWS} rows, {blas}"
+        )
         result = {}
         for count in map(int, clients.split(",")):
-            one = compare((stack.url, name), reference.url, clients=count, rounds=rounds, max_tokens=max_tokens)
+            one = compare((stack.url, name), reference.url, plan, clients=count)
             click.echo(
                 f"{count:3} clients: tokens/s {one.served_tokens_per_s:6.1f} over {one.reference_tokens_per_s:6.1f} = "
                 f"{one.tokens}, first token {one.first_token}"
@@ -126,19 +149,19 @@ class MlxLmServer:
 def warm_up(url: str, name: str, reference_url: str) -> None:
     """Load weights and compile what is compiled at the first request, in both."""
     for where, model in ((url, name), (reference_url, "default_model")):
-        asyncio.run(run_round(where, _bodies(model, clients=2, turn=0, max_tokens=8)))
+        asyncio.run(run_clients(where, _bodies(model, Plan(1, 1, 8), clients=2, turn=0)))
 
 
-def compare(served: tuple[str, str], reference_url: str, *, clients: int, rounds: int, max_tokens: int) -> Compared:
+def compare(served: tuple[str, str], reference_url: str, plan: Plan, *, clients: int) -> Compared:
     """Alternate rounds; both are asked the same."""
     url, name = served
     ours: list[Round] = []
     theirs: list[Round] = []
-    for turn in range(rounds):
+    for turn in range(plan.rounds):
         sides = [(ours, url, name), (theirs, reference_url, "default_model")]
         for kept, where, model in sides if turn % 2 else reversed(sides):
-            bodies = _bodies(model, clients=clients, turn=turn, max_tokens=max_tokens)
-            kept.append(asyncio.run(run_round(where, bodies)))
+            bodies = _bodies(model, plan, clients=clients, turn=turn)
+            kept.append(asyncio.run(run_clients(where, bodies)))
     return Compared(
         paired_ratio([one.tokens_per_s for one in ours], [one.tokens_per_s for one in theirs]),
         paired_ratio([one.mean_first_token_s for one in ours], [one.mean_first_token_s for one in theirs]),
@@ -147,14 +170,17 @@ def compare(served: tuple[str, str], reference_url: str, *, clients: int, rounds
     )
 
 
-def _bodies(model: str, *, clients: int, turn: int, max_tokens: int) -> list[dict[str, object]]:
+def _bodies(model: str, plan: Plan, *, clients: int, turn: int) -> list[list[dict[str, object]]]:
     """Mixed prompts, each with a beginning of its own, so that a prompt cache helps with the template alone."""
     return [
-        chat_body(
-            f"Question {clients}.{turn}.{place}: {PROMPTS[(turn + place) % len(PROMPTS)]}",
-            model=model,
-            max_tokens=max_tokens,
-        )
+        [
+            chat_body(
+                f"Question {clients}.{turn}.{place}.{ordinal}: {PROMPTS[(turn + place + 3 * ordinal) % len(PROMPTS)]}",
+                model=model,
+                max_tokens=plan.max_tokens,
+            )
+            for ordinal in range(plan.requests)
+        ]
         for place in range(clients)
     ]
 

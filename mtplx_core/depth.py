@@ -68,8 +68,14 @@ class Odds:
 class DepthPolicy(Protocol):
     """Chooses the depth of each cycle."""
 
-    def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None) -> int:
-        """The depth of the next cycle over these rows; `found`: where lookup finds something, if that is known."""
+    def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, is_first: bool = False) -> int:
+        """The depth of the next cycle over these rows.
+
+        Args:
+            rows: one each.
+            found: where lookup finds something, if that is known.
+            is_first: most of them wait for their first token, which comes sooner from a shorter cycle.
+        """
 
     def see_cost(self, rows: int, depth: int, cost: float, *, is_head_idle: bool = False) -> None:
         """Take in what a cycle took."""
@@ -81,7 +87,7 @@ class FixedDepth:
 
     depth: int
 
-    def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None) -> int:
+    def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, is_first: bool = False) -> int:
         return self.depth
 
     def see_cost(self, rows: int, depth: int, cost: float, *, is_head_idle: bool = False) -> None:
@@ -102,7 +108,9 @@ class AdaptiveDepth:
     _is_deeper_next: bool = True
     _gains: list[float] = field(default_factory=list)
 
-    def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None) -> int:
+    def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, is_first: bool = False) -> int:
+        if is_first:
+            return 0
         known = found if found is not None else [None] * len(rows)
         costs = self._costs(is_head_idle=found is not None and all(found))
         self._gains = [_gain(rows, known, depth, costs) for depth in range(self.max_depth + 1)]

@@ -41,6 +41,10 @@ class Plan:
     """Slots that take no part."""
     is_head_idle: bool = False
     """Leave all drafting to lookup, which is known to find something in every row."""
+    is_lookup_idle: bool = False
+    """Leave all drafting to the head, since lookup is known to find nothing in any row."""
+    is_settled_later: bool = False
+    """The host reads the cycle before it builds the next, and then says what each row took; see `settle`."""
     top_logprobs: int | None = None
     """The most any row asks for; None when none asks."""
     is_timed: bool = False
@@ -59,6 +63,14 @@ class Started(NamedTuple):
     logprobs: LogprobArrays | None
     stages: tuple[Any, ...]
     """What drafting, verifying and choosing end in, for a cycle that is timed stage by stage."""
+
+
+class _Unsettled(NamedTuple):
+    """A cycle of which the host has not said what the rows took."""
+
+    taken: mx.array
+    """(rows,) int32"""
+    positions: int
 
 
 class LiftedRow(NamedTuple):
@@ -97,6 +109,7 @@ class DeviceBatch:
         self._history_tokens = geometry.max_context_tokens + (CYCLES_AHEAD + 1) * (geometry.depth + 1)
         self._state = empty_state(self._history_tokens)
         self._sampler = RowSampler(vocab_size=trunk.vocab_size)
+        self._unsettled: _Unsettled | None = None
 
     @property
     def width(self) -> int:
@@ -116,6 +129,7 @@ class DeviceBatch:
 
     def seat(self, slot: int, prefill: Prefill) -> None:
         """Take a prefilled row into a slot, its own or the one behind the last."""
+        self.settle()
         self._reserve(max(slot + 1, self.width), prefill.total + 1)
         self._cache.insert(slot, prefill.caches)
         if self._drafter is not None:
@@ -125,6 +139,7 @@ class DeviceBatch:
 
     def lift(self, slot: int, *, longest: int) -> LiftedRow:
         """Copy a row of at most `longest` tokens out, as it stands behind the cycles started; its slot may be left."""
+        self.settle()
         caches = self._cache.lift(slot, longest)
         pairs = None if self._drafter is None else self._drafter.lift(slot, longest)
         row = LiftedRow(longest, caches, picked(self._state, [slot]), *self._sampler.lift(slot), pairs)
@@ -135,6 +150,7 @@ class DeviceBatch:
 
     def put(self, slot: int, row: LiftedRow) -> None:
         """Put a row back into a slot, any free one or the one behind the last."""
+        self.settle()
         self._reserve(max(slot + 1, self.width), row.tokens + 1)
         self._cache.insert(slot, row.caches)
         if self._drafter is not None and row.pairs is not None:
@@ -144,6 +160,7 @@ class DeviceBatch:
 
     def close_holes(self, moves: Sequence[tuple[int, int]], *, width: int) -> None:
         """Follow the seats' moves, (source, target) each, and drop the slots behind `width`."""
+        self.settle()
         order = list(range(self.width))
         for source, target in moves:
             order[target] = source
@@ -165,6 +182,7 @@ class DeviceBatch:
 
     def start(self, plan: Plan) -> Started:
         """Start one cycle over all slots; returns at once."""
+        self.settle()
         self._reserve(self.width, plan.longest)
         parked = mx.array([slot in plan.parked for slot in range(self.width)]) if plan.parked else None
         before = self._state
@@ -175,9 +193,13 @@ class DeviceBatch:
         forward = _TrunkForward(self.trunk, self._cache)
         cycle = run_cycle(before, drafts, forward, self._sampler, noise=noise, parked=parked)
         self._state = cycle.state
-        self._cache.commit(cycle.taken, takes_all=plan.depth == 0 and not plan.parked)
         if self._drafter is not None:
             self._drafter.commit(forward.hidden, cycle.chosen, cycle.taken)
+        self._unsettled = _Unsettled(cycle.taken, plan.depth + 1)
+        if plan.depth == 0 and not plan.parked:
+            self.settle([1] * self.width)
+        elif not plan.is_settled_later:
+            self.settle()
         finite = mx.isfinite(forward.logits.sum(axis=(1, 2)))
         result = _result(cycle, finite, found, guess)
         logprobs = None
@@ -190,6 +212,19 @@ class DeviceBatch:
             mx.async_eval(rest)  # type: ignore[no-untyped-call]  # mlx annotates only in part
         return Started(result, logprobs, (drafts, forward.logits, rest))
 
+    def settle(self, taken: Sequence[int] | None = None) -> None:
+        """Advance what cannot be advanced before it is known what the rows took of the last cycle.
+
+        Args:
+            taken: tokens by slot, 0 for parked ones, where the host knows them; else the device finds out.
+        """
+        if self._unsettled is None:
+            return
+        last, self._unsettled = self._unsettled, None
+        self._cache.commit(last.taken, known=taken)
+        if self._drafter is not None and taken is not None:
+            self._drafter.settle(last.positions, max(taken))
+
     def check(self) -> None:
         """Raise if the caches disagree with their bookkeeping; for tests."""
         self._cache.check()
@@ -198,8 +233,10 @@ class DeviceBatch:
 
     def _look_up(self, plan: Plan) -> tuple[mx.array, mx.array]:
         """Also at depth 0: whether lookup would have been right is what tells when drafting pays again."""
-        tokens = min(self._cache.attended_for(plan.longest), self._history_tokens)
         depth = max(plan.depth, 1) if self._geometry.depth else 0
+        if plan.is_lookup_idle:
+            return mx.zeros((self.width, depth), mx.int32), mx.zeros((self.width,), mx.bool_)
+        tokens = min(self._cache.attended_for(plan.longest), self._history_tokens)
         return look_up(self._state.history[:, :tokens], self._state.offset + 1, depth)
 
     def _draft(self, plan: Plan, guess: mx.array, found: mx.array, parked: mx.array | None) -> mx.array:
@@ -210,7 +247,7 @@ class DeviceBatch:
             self._drafter.feed_if_full(longest=plan.longest, parked=parked)
             return guess[:, : plan.depth]
         drafts = self._drafter.draft(self._choose_draft, plan.depth, longest=plan.longest, parked=parked)
-        return mx.where(found[:, None], guess, drafts)
+        return drafts if plan.is_lookup_idle else mx.where(found[:, None], guess, drafts)
 
     def _choose_draft(self, logits: mx.array, drafts: mx.array) -> mx.array:
         assert self.head is not None

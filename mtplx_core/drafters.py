@@ -160,6 +160,10 @@ class HeadDrafter:
         )
         self._waiting += chosen.shape[1]
 
+    def settle(self, positions: int, most: int) -> None:
+        """The last commit was of so many positions, of which no row turned out to take more than `most`."""
+        self._waiting -= positions - most
+
     def feed_if_full(self, *, longest: int, parked: mx.array | None) -> None:
         """Keep the waiting pairs bounded while nothing is drafted."""
         if self._waiting >= PENDING_LIMIT:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -265,7 +265,8 @@ class MtpBatchEngine:
         if not running:
             return None
         found = None if self._overlaps else [seat.repeats_itself() for _, seat in running]
-        depth = self._policy.choose([seat.odds for _, seat in running], found)
+        fresh = sum(not seat.tokens and not seat.row.is_offline for _, seat in running)
+        depth = self._policy.choose([seat.odds for _, seat in running], found, is_first=2 * fresh >= len(running))
         is_head_idle = found is not None and all(found)
         lengths = {slot: seat.longest + depth + 1 for slot, seat in running}
         asked = [seat.row.top_logprobs for _, seat in running if seat.row.top_logprobs is not None]
@@ -274,6 +275,8 @@ class MtpBatchEngine:
             lengths=tuple(lengths.get(slot, 0) for slot in range(self._seats.width)),
             parked=frozenset(range(self._seats.width)) - lengths.keys(),
             is_head_idle=is_head_idle,
+            is_lookup_idle=found is not None and not any(found),
+            is_settled_later=not self._overlaps,
             top_logprobs=max(asked, default=None),
             is_timed=self._telemetry.cycles % TIMED_EVERY == TIMED_EVERY - 1,
         )
@@ -303,6 +306,8 @@ class MtpBatchEngine:
         asked_s = self._options.clock()
         values: Any = flight.started.result.tolist()  # the one wait of a cycle
         self._time(flight, asked_s=asked_s, read_s=self._options.clock())
+        if not self._overlaps:
+            self._settle(flight, values)
         tokens: list[RowTokens] = []
         ends: list[RowEnd] = []
         trials: list[Trial] = []
@@ -323,6 +328,13 @@ class MtpBatchEngine:
         if self._telemetry.cycles % _CLEAR_EVERY == 0:
             mx.clear_cache()
         return tokens, ends
+
+    def _settle(self, flight: _Flight, values: Sequence[Sequence[int]]) -> None:
+        """Rows that were discarded meanwhile took their tokens all the same."""
+        taken = [0] * flight.width
+        for slot, _ in flight.seats:
+            taken[slot] = values[slot][flight.depth + 1] + 1
+        self._device.settle(taken)
 
     def _commit(self, seat: Seat, flight: _Flight, slot: int, tokens: list[int]) -> RowTokens:
         """Take what was accepted, up to the token that ends the row."""

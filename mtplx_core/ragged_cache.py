@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, KVCache
 
-from mtplx_core.recurrent import RecurrentLayer, RecurrentShape, recurrent_shape
+from mtplx_core.recurrent import RecurrentLayer, RecurrentShape, recurrent_shape, slot_of
 
 GROWTH_TOKENS = 256
 RUN_TOKENS = 256
@@ -119,9 +119,8 @@ class RaggedLayer:
         self.keys[slot : slot + 1] = 0
         self.values[slot : slot + 1] = 0
 
-    def move(self, source: int, target: int) -> None:
-        self.keys[target : target + 1] = self.keys[source : source + 1]
-        self.values[target : target + 1] = self.values[source : source + 1]
+    def overwrite(self, slot: int, keys: mx.array, values: mx.array) -> None:
+        self.keys[slot : slot + 1], self.values[slot : slot + 1] = keys, values
 
     def release(self) -> None:
         self.keys, self.values = self.keys[:0, :, :0], self.values[:0, :, :0]
@@ -257,15 +256,15 @@ class RaggedCache:
         runs = _runs(lengths or [longest] * int(offset.size), attended)
         self.window = Window(offset, at[:, None, :, None], attended, mask, runs)
 
-    def commit(self, taken: mx.array, *, takes_all: bool = False) -> None:
+    def commit(self, taken: mx.array, *, known: Sequence[int] | None = None) -> None:
         """Advance the recurrent layers by what each row takes of the last forward; keys and values need no such step.
 
         Args:
             taken: positions, (rows,) int32; 0 for parked rows.
-            takes_all: known beforehand to be all positions of every row.
+            known: the same where the host knows it, which may save work.
         """
         for layer in self.recurrent:
-            layer.commit(taken, takes_all=takes_all)
+            layer.commit(taken, known=known)
 
     def insert(self, slot: int, layers: Sequence[Any]) -> None:
         """Copy a prefilled row in; behind it the slot is zero, so nothing of an earlier row can be met."""
@@ -286,8 +285,11 @@ class RaggedCache:
 
     def move(self, source: int, target: int) -> None:
         """Copy one slot over another."""
-        for layer in self.layers:
-            layer.move(source, target)
+        copies = [[slot_of(array, source) for array in layer.arrays] for layer in self.layers]
+        # As long as an array waits to be read it is not written in place but copied whole.
+        mx.async_eval(copies)  # type: ignore[no-untyped-call]  # mlx annotates only in part
+        for layer, arrays in zip(self.layers, copies, strict=True):
+            layer.overwrite(target, *arrays)
 
     def check(self) -> None:
         """Raise if the layers disagree with the bookkeeping; for tests."""
@@ -350,7 +352,6 @@ def _grown(buffer: mx.array, slots: int, length: int, keep: int) -> mx.array:
 
 
 def _replaced(buffer: mx.array, slot: int, filled: mx.array, tokens: int) -> mx.array:
-    row = mx.zeros((1, *buffer.shape[1:]), buffer.dtype)
-    row[:, :, :tokens] = filled[:, :, :tokens]
-    buffer[slot : slot + 1] = row
+    buffer[slot : slot + 1, :, :tokens] = filled[:, :, :tokens]
+    buffer[slot : slot + 1, :, tokens:] = 0
     return buffer

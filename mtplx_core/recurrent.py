@@ -22,6 +22,8 @@ from mtplx_core.rebinding import rebound
 LAYER_KINDS = (qwen3_5.GatedDeltaNet, qwen3_next.Qwen3NextGatedDeltaNet)
 """The layers whose insides are known here: one convolution, one call of `gated_delta_update`, a cache of two arrays."""
 _SIGNATURE = signature(gated_delta_update)
+_BY_POSITION = ("q", "k", "v", "a", "b")
+"""Its arguments of (rows, positions, ...)."""
 
 
 class RecurrentShape(NamedTuple):
@@ -55,6 +57,12 @@ class Update(NamedTuple):
     @property
     def positions(self) -> int:
         return int(self.arguments["q"].shape[1])
+
+    def first(self, positions: int) -> Update:
+        """The same over no more than the first so many positions."""
+        if positions == self.positions:
+            return self
+        return Update({**self.arguments, **{name: self.arguments[name][:, :positions] for name in _BY_POSITION}})
 
     def __call__(self, state: mx.array | None, mask: mx.array | None) -> tuple[mx.array, mx.array]:
         """Outputs at all positions, and the state behind the last one the mask lets through."""
@@ -113,17 +121,18 @@ class RecurrentLayer:
     def hear_update(self, update: Update) -> None:
         self._update = update
 
-    def commit(self, taken: mx.array, *, takes_all: bool = False) -> None:
+    def commit(self, taken: mx.array, *, known: Sequence[int] | None = None) -> None:
         """Apply the first `taken` (rows,) positions of the last forward.
 
         Args:
             taken: 0 leaves a row as it was.
-            takes_all: every row takes every position, so what the forward itself ended in is right.
+            known: the same where the host knows it. Where all rows take all positions, what the forward itself ended
+                in is right, and what no row takes is not applied to any.
         """
         if self._update is None or self._conv_input is None:
             raise ValueError("nothing was heard of the last forward")
         positions = self._update.positions
-        if takes_all:
+        if known is not None and min(known) == positions:
             window, state = self._after
         elif positions == 1:
             window, state = (
@@ -131,7 +140,10 @@ class RecurrentLayer:
             )
         else:
             window = _window(self._conv_input, taken, self.shape.window[0])
-            _, state = self._update(self[1], mx.arange(positions, dtype=taken.dtype) < taken[:, None])
+            most = positions if known is None else max(1, *known)
+            is_taken_by_all = known is not None and min(known) == most
+            mask = None if is_taken_by_all else mx.arange(most, dtype=taken.dtype) < taken[:, None]
+            _, state = self._update.first(most)(self[1], mask)
         self.window, self.state = _with_first(self.window, window), _with_first(self.state, state)
         self._forget()
 
@@ -148,7 +160,7 @@ class RecurrentLayer:
         """A copy of a slot that was fed up to `tokens` tokens."""
         lifted: Any = ArraysCache(size=2)
         if tokens:
-            lifted.cache = [mx.contiguous(array[slot : slot + 1]) for array in self.arrays]
+            lifted.cache = [slot_of(array, slot) for array in self.arrays]
         return cast(ArraysCache, lifted)
 
     def clear(self, slot: int) -> None:
@@ -156,9 +168,8 @@ class RecurrentLayer:
         self.window[slot : slot + 1] = 0
         self.state[slot : slot + 1] = 0
 
-    def move(self, source: int, target: int) -> None:
-        self.window[target : target + 1] = self.window[source : source + 1]
-        self.state[target : target + 1] = self.state[source : source + 1]
+    def overwrite(self, slot: int, window: mx.array, state: mx.array) -> None:
+        self.window[slot : slot + 1], self.state[slot : slot + 1] = window, state
 
     def release(self) -> None:
         self.window, self.state = self.window[:0], self.state[:0]
@@ -229,6 +240,11 @@ def _listen(recurrent: Any) -> None:
 
     recurrent.__class__ = type(kind.__name__, (_Listened, kind), {"__call__": call})
     recurrent.conv1d.__class__ = type(conv_kind.__name__, (conv_kind,), {"__call__": convolve})
+
+
+def slot_of(buffer: mx.array, slot: int) -> mx.array:
+    """A copy of one slot, (1, ...); a slice would share the buffer."""
+    return mx.take(buffer, mx.array([slot], mx.int32), axis=0)
 
 
 def _window(conv_input: mx.array, taken: mx.array, length: int) -> mx.array:

@@ -27,6 +27,13 @@ def test_policy_does_not_draft_when_drafts_are_wrong() -> None:
     assert AdaptiveDepth(3, FLAT).choose([odds(right=0.0)]) == 0
 
 
+def test_cycle_of_first_tokens_is_as_short_as_can_be() -> None:
+    policy = AdaptiveDepth(3, FLAT)
+
+    assert [policy.choose([odds(right=0.8)] * 4, is_first=is_first) for is_first in (False, True, False)] == [3, 0, 3]
+    assert FixedDepth(2).choose([odds(right=0.8)], is_first=True) == 2
+
+
 def test_policy_weighs_all_rows_of_the_batch() -> None:
     costs = CostTable({(4, 0): 1.0, (4, 1): 1.5})
 

@@ -8,8 +8,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mtplx_core.drafters import look_up
+from mtplx_core.drafters import PENDING_LIMIT, HeadDrafter, look_up
 from mtplx_core.foresight import SeenPairs
+from mtplx_core.ragged_cache import LayerShape, RaggedCache, plain_caches
 
 CAPACITY = 24
 
@@ -89,3 +90,45 @@ def test_lookup_of_a_row_does_not_depend_on_the_others(rows: int) -> None:
 
     assert found[-1]
     assert tokens[-1] == [7, 8, 9]
+
+
+class Counting:
+    """A head that notes how many positions each call is over."""
+
+    name, max_depth, cached_layers = "counting", 3, 1
+    draft_ids = mx.arange(8, dtype=mx.int32)
+
+    def __init__(self) -> None:
+        self.positions: list[int] = []
+
+    def __call__(self, hidden: mx.array, tokens: mx.array, cache: Any = None, mask: Any = "causal") -> mx.array:
+        self.positions.append(tokens.shape[1])
+        return hidden
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        return hidden
+
+
+@pytest.mark.parametrize(("most", "positions"), [(None, 4), (1, 1), (3, 3)])
+def test_head_is_fed_no_more_than_the_longest_row_took_where_that_is_known(most: int | None, positions: int) -> None:
+    head = Counting()
+    cache = RaggedCache([LayerShape(1, 2, 2, mx.float32)], max_positions=PENDING_LIMIT + 4)
+    cache.reserve(1, 64)
+    drafter = HeadDrafter(head, cache, hidden_size=8, dtype=mx.float32, max_depth=3)
+    drafter.seat(0, [filled()], mx.zeros((1, 1, 8)), 5)
+    drafter.draft(lambda logits, drafts: mx.zeros((1,), mx.int32), 1, longest=4, parked=None)
+
+    drafter.commit(mx.zeros((1, 4, 8)), mx.zeros((1, 4), mx.int32), mx.array([1], mx.int32))
+    if most is not None:
+        drafter.settle(4, most)
+    drafter.draft(lambda logits, drafts: mx.zeros((1,), mx.int32), 1, longest=8, parked=None)
+
+    assert head.positions == [1, positions]
+
+
+def filled() -> Any:
+    """A cache of one token."""
+    cache: Any = plain_caches(1)[0]
+    entry = mx.zeros((1, 1, 1, 2))
+    cache.update_and_fetch(entry, entry)
+    return cache

@@ -35,7 +35,7 @@ class Scheduled:
         self._depths = depths
         self._cycles = 0
 
-    def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None) -> int:
+    def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, is_first: bool = False) -> int:
         self._cycles += 1
         return self._depths[self._cycles % len(self._depths)]
 
@@ -279,7 +279,7 @@ def test_row_bytes_are_at_least_what_a_row_takes(loaded: LoadedModel, head: Atta
 
 def test_step_that_raises_leaves_an_engine_that_says_it_is_dead(loaded: LoadedModel) -> None:
     class Broken(Scheduled):
-        def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None) -> int:
+        def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, is_first: bool = False) -> int:
             raise RuntimeError("no such device")
 
     engine = MtpBatchEngine(loaded, GEOMETRY, options=MtpOptions(policy=Broken(0)))

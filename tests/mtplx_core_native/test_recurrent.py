@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.models import qwen3_5, qwen3_next
 from mlx_lm.models.cache import ArraysCache
+from mlx_lm.models.gated_delta import gated_delta_update
 
 from mtplx_core.ragged_cache import RaggedCache, layer_shapes
 from mtplx_core.rebinding import rebound
@@ -63,12 +64,14 @@ def inputs(rng: np.random.Generator, rows: int, positions: int) -> mx.array:
     return mx.array(rng.normal(size=(rows, positions, SIZE)).astype(np.float32))
 
 
-def cycle(rig: Rig, rng: np.random.Generator, accepted: list[int], positions: int) -> mx.array:
+def cycle(
+    rig: Rig, rng: np.random.Generator, accepted: list[int], positions: int, *, is_known: bool = False
+) -> mx.array:
     """One verify step of the batch; every row's own cache is fed what the row takes of it."""
     x = inputs(rng, len(accepted), positions)
     rig.batch.begin(mx.zeros((len(accepted),), mx.int32), positions, longest=32)
     out: mx.array = rig.layer(x, None, rig.recurrent)
-    rig.batch.commit(mx.array(accepted, mx.int32))
+    rig.batch.commit(mx.array(accepted, mx.int32), known=accepted if is_known else None)
     for row, count in enumerate(accepted):
         if count:
             alone = rig.layer(x[row : row + 1, :count], None, rig.alone[row])
@@ -95,7 +98,7 @@ def error(found: mx.array, wanted: mx.array | None) -> float:
 STEPS = st.lists(
     st.integers(1, MOST).flatmap(
         lambda positions: st.tuples(
-            st.lists(st.integers(0, positions), min_size=ROWS, max_size=ROWS), st.just(positions)
+            st.lists(st.integers(0, positions), min_size=ROWS, max_size=ROWS), st.just(positions), st.booleans()
         )
     ),
     min_size=1,
@@ -106,22 +109,26 @@ STEPS = st.lists(
 @pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_next"])
 @settings(max_examples=8, deadline=None)
 @given(steps=STEPS, seed=st.integers(0, 2**32 - 1))
-def test_state_is_that_of_the_accepted_tokens_alone(kind: str, steps: list[tuple[list[int], int]], seed: int) -> None:
+def test_state_is_that_of_the_accepted_tokens_alone(
+    kind: str, steps: list[tuple[list[int], int, bool]], seed: int
+) -> None:
     rig, rng = rig_of(kind), np.random.default_rng(seed)
 
-    for accepted, positions in steps:
-        cycle(rig, rng, accepted, positions)
+    for accepted, positions, is_known in steps:
+        cycle(rig, rng, accepted, positions, is_known=is_known)
 
     assert max(state_error(rig, row) for row in range(ROWS)) < 1e-4
 
 
 @settings(max_examples=8, deadline=None)
 @given(steps=STEPS, seed=st.integers(0, 2**32 - 1))
-def test_convolution_looks_back_on_the_accepted_tokens_alone(steps: list[tuple[list[int], int]], seed: int) -> None:
+def test_convolution_looks_back_on_the_accepted_tokens_alone(
+    steps: list[tuple[list[int], int, bool]], seed: int
+) -> None:
     rig, rng = rig_of(), np.random.default_rng(seed)
 
-    for accepted, positions in steps:
-        cycle(rig, rng, accepted, positions)
+    for accepted, positions, is_known in steps:
+        cycle(rig, rng, accepted, positions, is_known=is_known)
 
     assert max(window_error(rig, row) for row in range(ROWS)) < 1e-5
 
@@ -164,12 +171,36 @@ def test_rows_that_are_known_to_take_all_get_what_the_forward_ended_in() -> None
 
     rig.batch.begin(mx.zeros((ROWS,), mx.int32), 2, longest=32)
     rig.layer(x, None, rig.recurrent)
-    rig.batch.commit(mx.full((ROWS,), 2, mx.int32), takes_all=True)
+    rig.batch.commit(mx.full((ROWS,), 2, mx.int32), known=[2] * ROWS)
     for row in range(ROWS):
         rig.layer(x[row : row + 1], None, rig.alone[row])
 
     assert max(state_error(rig, row) for row in range(ROWS)) < 1e-5
     assert max(window_error(rig, row) for row in range(ROWS)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("taken", "positions"),
+    [((4, 4, 4), []), ((2, 2, 2), [2]), ((1, 3, 0), [3])],
+    ids=["all", "the same", "different"],
+)
+def test_commit_applies_again_only_what_some_row_takes(
+    monkeypatch: pytest.MonkeyPatch, taken: tuple[int, ...], positions: list[int]
+) -> None:
+    rig, rng = rig_of(), np.random.default_rng(0)
+    rig.batch.begin(mx.zeros((ROWS,), mx.int32), MOST, longest=32)
+    rig.layer(inputs(rng, ROWS, MOST), None, rig.recurrent)
+    applied: list[int] = []
+
+    def note(q: mx.array, **named: Any) -> tuple[mx.array, mx.array]:
+        applied.append(q.shape[1])
+        result: tuple[mx.array, mx.array] = gated_delta_update(q, **named)
+        return result
+
+    monkeypatch.setattr("mtplx_core.recurrent.gated_delta_update", note)
+    rig.batch.commit(mx.array(taken, mx.int32), known=taken)
+
+    assert applied == positions
 
 
 def test_fewer_rows_than_slots_leave_the_others_alone() -> None:

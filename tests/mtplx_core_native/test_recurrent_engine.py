@@ -38,7 +38,7 @@ class Scheduled:
         self._depths = depths
         self._cycles = 0
 
-    def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None) -> int:
+    def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, is_first: bool = False) -> int:
         self._cycles += 1
         return self._depths[self._cycles % len(self._depths)]
 
@@ -97,9 +97,20 @@ def rows_of(sampling: Sampling) -> list[Row]:
     ]
 
 
+class Order:
+    """Whether a cycle is built while another runs, as on a GPU, or in turn, as on a CPU."""
+
+    overlaps = True
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["overlapped", "in-turn"])
+def _order(request: pytest.FixtureRequest) -> None:
+    Order.overlaps = request.param
+
+
 def engine_of(loaded: LoadedModel, *depths: int, head: Head | None = None) -> MtpBatchEngine:
     policy = Scheduled(*depths) if len(depths) > 1 else FixedDepth(depths[0])
-    return MtpBatchEngine(loaded, GEOMETRY, head=head, options=MtpOptions(policy=policy, overlaps=True))
+    return MtpBatchEngine(loaded, GEOMETRY, head=head, options=MtpOptions(policy=policy, overlaps=Order.overlaps))
 
 
 def foreseeing(loaded: LoadedModel, rows: Sequence[Row]) -> Foreseeing:
