@@ -1,9 +1,9 @@
 """The MTP lane against mlx-lm's batch generator, decoding the same prompts in one process, in turn.
 
-`python -m benchmarks.lanes [--quick] [--json] [--rows 1,8] [--only greedy] [--head FOLDER] [--model FOLDER]`. Prompts
-are chat prompts of mixed length; prefill is not measured. Every ratio is the median over pairs of blocks; a block ends
-when the device has finished it. A pair of narrow batches goes over several prompts, since what is accepted differs more
-between answers than the machine's moods do between pairs.
+`python -m benchmarks.lanes [--quick] [--json] [--rows 1,8] [--only greedy] [--head FOLDER] [--model FOLDER] [--talks]`.
+Prompts are chat prompts of mixed length; prefill is not measured. Every ratio is the median over pairs of blocks; a
+block ends when the device has finished it. A pair of narrow batches goes over several prompts, since what is accepted
+differs more between answers than the machine's moods do between pairs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 import click
 
-from benchmarks.prompts import PromptWriter
+from benchmarks.prompts import PromptWriter, TalkWriter, Writer
 from benchmarks.ratios import Ratio, median, paired_ratio, report
 
 SHORTEST, LONGEST = 20, 600
@@ -137,6 +137,7 @@ class Measured:
 @click.option("--head", "head_folder", type=click.Path(path_type=Path), help="Else the model's, or the shipped one.")
 @click.option("--depth", type=int, help="Most tokens drafted per row and cycle; by default the head's own bound.")
 @click.option("--fixed", is_flag=True, help="Always draft that many instead of choosing the depth by cycle.")
+@click.option("--talks", is_flag=True, help="Prompts of the small checkpoint's own kind instead of chats.")
 @click.option("--in-turn", is_flag=True, help="Read every cycle before the next is built, on a GPU too.")
 def main(
     *,
@@ -148,6 +149,7 @@ def main(
     head_folder: Path | None,
     depth: int | None,
     fixed: bool,
+    talks: bool,
     in_turn: bool,
 ) -> None:
     """Measure."""
@@ -155,8 +157,9 @@ def main(
 
     blas = load_blas()
     effort = Effort(pairs=3, cycles=8, rows_per_pair=1, rows=2) if quick else Effort()
-    bench = Bench(model, head_folder, effort=effort, depth=depth, is_fixed=fixed, overlaps=False if in_turn else None)
-    click.echo(f"{bench.describe()}, {blas}, chat prompts of {SHORTEST} to {LONGEST} tokens")
+    overlaps = False if in_turn else None
+    bench = Bench(model, head_folder, effort=effort, depth=depth, is_fixed=fixed, overlaps=overlaps, are_talks=talks)
+    click.echo(f"{bench.describe()}, {blas}, {'talks' if talks else 'chat prompts'} of {SHORTEST} to {LONGEST} tokens")
     widths = [int(width) for width in rows.split(",")] if rows else [1, 4, 8] if quick else [1, 2, 4, 8, 16, 32]
     shown: dict[str, dict[str, float]] = {}
     non_trunk: dict[str, float] = {}
@@ -184,6 +187,7 @@ class Bench:
         depth: int | None,
         is_fixed: bool,
         overlaps: bool | None,
+        are_talks: bool = False,
     ) -> None:
         from mtplx_core.fetch import default_cache_dir, default_model_dir
         from mtplx_core.loader import load_model
@@ -192,7 +196,7 @@ class Bench:
         folder = model or default_model_dir(default_cache_dir(os.environ))
         self.loaded = load_model(folder)
         self._head = find_head(head_folder, self.loaded)
-        self._writer = PromptWriter(folder)
+        self._writer: Writer = TalkWriter(folder) if are_talks else PromptWriter(folder)
         self._depth = depth or (1 if self._head is None else self._head.max_depth)
         self._is_fixed = is_fixed
         self._overlaps = overlaps

@@ -1,9 +1,12 @@
-"""Chat prompts of any length: a question, and before it as many sentences of notes as fit. Needs a tokenizer only."""
+"""Prompts of any length: chats about notes, or what the small checkpoint was trained on. Needs a tokenizer only."""
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+from checkpoints.corpus import conversation
 
 QUESTIONS = (
     "Explain how a bicycle stays upright.",
@@ -74,8 +77,30 @@ NOTES = (
 _ASK = "\nSummarise these notes, then: "
 
 
+class Writer(Protocol):
+    """Token ids of numbered prompts."""
+
+    def write(self, number: int, *, tokens: int) -> tuple[int, ...]:
+        """Prompt `number`, of about `tokens` tokens."""
+
+
+class TalkWriter:
+    """The small checkpoint's own kind of text, broken off anywhere."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoTokenizer
+
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+
+    def write(self, number: int, *, tokens: int) -> tuple[int, ...]:
+        rng, ids = random.Random(number), list[int]()
+        while len(ids) < tokens:
+            ids += self._tokenizer.encode(conversation(rng))
+        return tuple(ids[:tokens])
+
+
 class PromptWriter:
-    """Token ids of chat prompts, from a model's own tokenizer and chat template."""
+    """A question, and before it as many sentences of notes as fit, by a model's own chat template."""
 
     def __init__(self, folder: Path) -> None:
         from transformers import AutoTokenizer

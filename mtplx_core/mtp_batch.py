@@ -361,10 +361,13 @@ class MtpBatchEngine:
         return RowEnd(seat.row.row_id, reason, message, seat.stats)  # type: ignore[arg-type]
 
     def _time(self, flight: _Flight, *, asked_s: float, read_s: float) -> None:
-        """A cycle took from one reading to the next, if the device had nothing else to do and was waited for."""
+        """A cycle took from one reading to the next, if the device had nothing else to do.
+
+        Beside one that is in flight the host must have waited for it, or it is the host's own time that was measured.
+        """
         took_s, waited_s = read_s - self._last_read_s, read_s - asked_s
         self._last_read_s = read_s
-        if flight.follows and waited_s > 0.05 * took_s:
+        if flight.follows and (not self._overlaps or waited_s > 0.05 * took_s):
             self._telemetry.time_cycle(flight.width, flight.depth, took_s)
             self._policy.see_cost(flight.width, flight.depth, took_s, is_head_idle=flight.is_head_idle)
 

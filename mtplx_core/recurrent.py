@@ -21,7 +21,7 @@ from mtplx_core.rebinding import rebound
 
 LAYER_KINDS = (qwen3_5.GatedDeltaNet, qwen3_next.Qwen3NextGatedDeltaNet)
 """The layers whose insides are known here: one convolution, one call of `gated_delta_update`, a cache of two arrays."""
-_SIGNATURE = signature(gated_delta_update)
+_ARGUMENTS = tuple(signature(gated_delta_update).parameters)
 _BY_POSITION = ("q", "k", "v", "a", "b")
 """Its arguments of (rows, positions, ...)."""
 
@@ -58,11 +58,10 @@ class Update(NamedTuple):
     def positions(self) -> int:
         return int(self.arguments["q"].shape[1])
 
-    def first(self, positions: int) -> Update:
-        """The same over no more than the first so many positions."""
-        if positions == self.positions:
-            return self
-        return Update({**self.arguments, **{name: self.arguments[name][:, :positions] for name in _BY_POSITION}})
+    def part(self, rows: mx.array, positions: int) -> Update:
+        """The same over some rows, (rows,) int32, and no more than the first so many positions."""
+        fewer = {name: mx.take(self.arguments[name][:, :positions], rows, axis=0) for name in _BY_POSITION}
+        return Update({**self.arguments, **fewer})
 
     def __call__(self, state: mx.array | None, mask: mx.array | None) -> tuple[mx.array, mx.array]:
         """Outputs at all positions, and the state behind the last one the mask lets through."""
@@ -126,26 +125,40 @@ class RecurrentLayer:
 
         Args:
             taken: 0 leaves a row as it was.
-            known: the same where the host knows it. Where all rows take all positions, what the forward itself ended
-                in is right, and what no row takes is not applied to any.
+            known: the same where the host knows it. For rows that take all positions, what the forward itself ended in
+                is right; only the others are computed again, and no further than one of them goes.
         """
         if self._update is None or self._conv_input is None:
             raise ValueError("nothing was heard of the last forward")
         positions = self._update.positions
-        if known is not None and min(known) == positions:
-            window, state = self._after
+        if known is not None:
+            window, state = self._behind(taken, known)
         elif positions == 1:
             window, state = (
                 mx.where(_like(taken > 0, after), after, self[index]) for index, after in enumerate(self._after)
             )
         else:
             window = _window(self._conv_input, taken, self.shape.window[0])
-            most = positions if known is None else max(1, *known)
-            is_taken_by_all = known is not None and min(known) == most
-            mask = None if is_taken_by_all else mx.arange(most, dtype=taken.dtype) < taken[:, None]
-            _, state = self._update.first(most)(self[1], mask)
+            _, state = self._update(self[1], mx.arange(positions, dtype=taken.dtype) < taken[:, None])
         self.window, self.state = _with_first(self.window, window), _with_first(self.state, state)
         self._forget()
+
+    def _behind(self, taken: mx.array, known: Sequence[int]) -> tuple[mx.array, mx.array]:
+        """Windows and states behind what each row takes."""
+        assert self._update is not None
+        assert self._conv_input is not None
+        again = [row for row, count in enumerate(known) if count < self._update.positions]
+        window, state = self._after
+        if not again:
+            return window, state
+        rows, most = mx.array(again, mx.int32), max(known[row] for row in again)
+        before = mx.take(self[1], rows, axis=0)
+        if most:
+            mask = mx.arange(most, dtype=taken.dtype) < mx.take(taken, rows)[:, None]
+            _, before = self._update.part(rows, most)(before, mask)
+        order = [again.index(row) if row in again else len(again) + row for row in range(len(known))]
+        state = mx.take(mx.concatenate([before, state]), mx.array(order, mx.int32), axis=0)
+        return _window(self._conv_input, taken, self.shape.window[0]), state
 
     def grow(self, slots: int) -> None:
         self.window, self.state = (_grown(array, slots) for array in self.arrays)
@@ -213,7 +226,7 @@ class _Tap:
 
     def update(self, *given: Any, **named: Any) -> tuple[mx.array, mx.array]:
         """mlx-lm's `gated_delta_update`."""
-        arguments = _SIGNATURE.bind(*given, **named).arguments
+        arguments = {**dict(zip(_ARGUMENTS, given, strict=False)), **named}
         state, mask = arguments.pop("state", None), arguments.pop("mask", None)
         update = Update(arguments)
         if self.cache is not None:

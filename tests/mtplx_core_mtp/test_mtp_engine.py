@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -304,3 +305,19 @@ def test_snapshot_counts_drafts_by_place_and_drafter(loaded: LoadedModel, head: 
     tried = shown["drafters"]["head"]["tried"] + shown["drafters"]["lookup"]["tried"]
     assert tried == shown["drafted_by_place"][0]
     assert shown["lane"] == "mtp_batch_width_4"
+
+
+def test_cycles_in_turn_are_timed_although_the_last_wait_is_short(loaded: LoadedModel) -> None:
+    class Noting(Scheduled):
+        costs = 0
+
+        def see_cost(self, rows: int, depth: int, cost: float, *, is_head_idle: bool = False) -> None:
+            self.costs += 1
+
+    policy, ticks = Noting(1), itertools.count()
+    clock = lambda: float(next(ticks) // 2)  # noqa: E731  # asking and having read fall into one moment
+    engine = MtpBatchEngine(loaded, GEOMETRY, options=MtpOptions(policy=policy, overlaps=Order.overlaps, clock=clock))
+
+    run(engine, [Row("row", (5, 6, 7), 30, ignore_eos=True)])
+
+    assert (policy.costs > 5) == (not Order.overlaps)

@@ -180,27 +180,27 @@ def test_rows_that_are_known_to_take_all_get_what_the_forward_ended_in() -> None
 
 
 @pytest.mark.parametrize(
-    ("taken", "positions"),
-    [((4, 4, 4), []), ((2, 2, 2), [2]), ((1, 3, 0), [3])],
-    ids=["all", "the same", "different"],
+    ("taken", "computed"),
+    [((4, 4, 4), []), ((2, 2, 2), [(3, 2)]), ((1, 4, 3), [(2, 3)]), ((0, 4, 4), [])],
+    ids=["all", "the same", "different", "none"],
 )
-def test_commit_applies_again_only_what_some_row_takes(
-    monkeypatch: pytest.MonkeyPatch, taken: tuple[int, ...], positions: list[int]
+def test_commit_computes_again_only_what_rows_take_that_do_not_take_all(
+    monkeypatch: pytest.MonkeyPatch, taken: tuple[int, ...], computed: list[tuple[int, int]]
 ) -> None:
     rig, rng = rig_of(), np.random.default_rng(0)
     rig.batch.begin(mx.zeros((ROWS,), mx.int32), MOST, longest=32)
     rig.layer(inputs(rng, ROWS, MOST), None, rig.recurrent)
-    applied: list[int] = []
+    applied: list[tuple[int, ...]] = []
 
     def note(q: mx.array, **named: Any) -> tuple[mx.array, mx.array]:
-        applied.append(q.shape[1])
+        applied.append(q.shape[:2])
         result: tuple[mx.array, mx.array] = gated_delta_update(q, **named)
         return result
 
     monkeypatch.setattr("mtplx_core.recurrent.gated_delta_update", note)
     rig.batch.commit(mx.array(taken, mx.int32), known=taken)
 
-    assert applied == positions
+    assert applied == computed
 
 
 def test_fewer_rows_than_slots_leave_the_others_alone() -> None:
