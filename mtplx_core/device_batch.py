@@ -39,10 +39,10 @@ class Plan:
     """Bound on the tokens each slot holds after it; 0 for those that take no part."""
     parked: frozenset[int] = frozenset()
     """Slots that take no part."""
+    guesses: tuple[tuple[int, ...] | None, ...] | None = None
+    """What lookup finds in each slot, (depth or else 1) tokens, if the host has looked; None leaves it to the device."""
     is_head_idle: bool = False
     """Leave all drafting to lookup, which is known to find something in every row."""
-    is_lookup_idle: bool = False
-    """Leave all drafting to the head, since lookup is known to find nothing in any row."""
     is_settled_later: bool = False
     """The host reads the cycle before it builds the next, and then says what each row took; see `settle`."""
     top_logprobs: int | None = None
@@ -234,8 +234,9 @@ class DeviceBatch:
     def _look_up(self, plan: Plan) -> tuple[mx.array, mx.array]:
         """Also at depth 0: whether lookup would have been right is what tells when drafting pays again."""
         depth = max(plan.depth, 1) if self._geometry.depth else 0
-        if plan.is_lookup_idle:
-            return mx.zeros((self.width, depth), mx.int32), mx.zeros((self.width,), mx.bool_)
+        if plan.guesses is not None and depth:
+            tokens_by_slot = [guess or (0,) * depth for guess in plan.guesses]
+            return mx.array(tokens_by_slot, mx.int32), mx.array([guess is not None for guess in plan.guesses])
         tokens = min(self._cache.attended_for(plan.longest), self._history_tokens)
         return look_up(self._state.history[:, :tokens], self._state.offset + 1, depth)
 
@@ -247,7 +248,8 @@ class DeviceBatch:
             self._drafter.feed_if_full(longest=plan.longest, parked=parked)
             return guess[:, : plan.depth]
         drafts = self._drafter.draft(self._choose_draft, plan.depth, longest=plan.longest, parked=parked)
-        return drafts if plan.is_lookup_idle else mx.where(found[:, None], guess, drafts)
+        is_lookup_idle = plan.guesses is not None and not any(plan.guesses)
+        return drafts if is_lookup_idle else mx.where(found[:, None], guess, drafts)
 
     def _choose_draft(self, logits: mx.array, drafts: mx.array) -> mx.array:
         assert self.head is not None

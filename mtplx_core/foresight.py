@@ -1,25 +1,32 @@
-"""What the host can tell of a cycle before it builds it, where no other cycle is in flight. Imports no MLX."""
+"""Prompt lookup on the host, for cycles that are built when the one before has been read. Imports no MLX."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 
-class SeenPairs:
-    """Whether a row's last two tokens stood together earlier, which is when prompt lookup finds something."""
+class Recall:
+    """A row's tokens by what stood before them; finds what `drafters.look_up` finds on the device."""
 
     def __init__(self) -> None:
-        self._seen: set[tuple[int, int]] = set()
-        self._last: int | None = None
-        self._pair: tuple[int, int] | None = None
-        self.is_repeated = False
+        self._tokens: list[int] = []
+        self._behind: dict[tuple[int, ...], int] = {}
+        """Where each two and three tokens in a row were followed by something, the latest place."""
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Take the row's next tokens in."""
         for token in tokens:
-            if self._pair is not None:
-                self._seen.add(self._pair)
-            if self._last is not None:
-                self._pair = (self._last, token)
-            self._last = token
-        self.is_repeated = self._pair in self._seen
+            end = len(self._tokens)
+            for length in (2, 3):
+                if end >= length:
+                    self._behind[tuple(self._tokens[-length:])] = end
+            self._tokens.append(token)
+
+    def guess(self, depth: int) -> tuple[int, ...] | None:
+        """So many tokens behind the last ones, going in circles where they run past the end; None: nothing is found."""
+        three, two = tuple(self._tokens[-3:]), tuple(self._tokens[-2:])
+        start = self._behind.get(three, self._behind.get(two))
+        if start is None:
+            return None
+        period = len(self._tokens) - start
+        return tuple(self._tokens[start + step % period] for step in range(depth))

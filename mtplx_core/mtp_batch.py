@@ -22,6 +22,7 @@ from mtplx_core.device_batch import DeviceBatch, Plan, Started
 from mtplx_core.engine import Geometry, Row, RowCycle, RowEnd, RowTokens, StepResult
 from mtplx_core.errors import EngineDeadError
 from mtplx_core.feeding import Fed, Feeder
+from mtplx_core.foresight import Recall
 from mtplx_core.heads.base import Head
 from mtplx_core.isolation import inside_mtp_lane
 from mtplx_core.loader import LoadedModel
@@ -264,7 +265,8 @@ class MtpBatchEngine:
         running = [(slot, seat) for slot, seat in self._seats if not seat.is_finishing]
         if not running:
             return None
-        found = None if self._overlaps else [seat.repeats_itself() for _, seat in running]
+        recalls = {} if self._overlaps else {slot: seat.recall() for slot, seat in running}
+        found = [recalls[slot].guess(1) is not None for slot, _ in running] if recalls else None
         fresh = sum(not seat.tokens and not seat.row.is_offline for _, seat in running)
         depth = self._policy.choose([seat.odds for _, seat in running], found, is_first=2 * fresh >= len(running))
         is_head_idle = found is not None and all(found)
@@ -274,8 +276,8 @@ class MtpBatchEngine:
             depth=depth,
             lengths=tuple(lengths.get(slot, 0) for slot in range(self._seats.width)),
             parked=frozenset(range(self._seats.width)) - lengths.keys(),
+            guesses=self._guesses(recalls, depth),
             is_head_idle=is_head_idle,
-            is_lookup_idle=found is not None and not any(found),
             is_settled_later=not self._overlaps,
             top_logprobs=max(asked, default=None),
             is_timed=self._telemetry.cycles % TIMED_EVERY == TIMED_EVERY - 1,
@@ -286,6 +288,13 @@ class MtpBatchEngine:
         for _, seat in running:
             seat.in_flight.append(depth + 1)
         return _Flight(running, self._seats.width, depth, started, follows, is_head_idle)
+
+    def _guesses(self, recalls: Mapping[int, Recall], depth: int) -> tuple[tuple[int, ...] | None, ...] | None:
+        if not recalls:
+            return None
+        wanted = max(depth, 1)
+        found = {slot: recall.guess(wanted) for slot, recall in recalls.items()}
+        return tuple(found.get(slot) for slot in range(self._seats.width))
 
     def _start_timed(self, plan: Plan) -> Started:
         """One cycle stage by stage, with a barrier behind each, to see where the time goes."""

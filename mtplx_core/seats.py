@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from mtplx_core.depth import Odds
 from mtplx_core.engine import Row, RowCycle, RowStats
-from mtplx_core.foresight import SeenPairs
+from mtplx_core.foresight import Recall
 
 
 @dataclass(slots=True, eq=False)
@@ -27,18 +27,18 @@ class Seat:
     has_left: bool = False
     """Ended or discarded; what is in flight for it is thrown away."""
     stats: RowStats = RowStats()
-    _pairs: SeenPairs | None = None
-    _paired: int = 0
-    """Tokens of the completion that `_pairs` has."""
+    _recall: Recall | None = None
+    _recalled: int = 0
+    """Tokens of the completion that `_recall` has."""
 
-    def repeats_itself(self) -> bool:
-        """Whether lookup finds something in the next cycle; only true to the row while nothing is in flight."""
-        if self._pairs is None:
-            self._pairs = SeenPairs()
-            self._pairs.extend(self.row.prompt)
-        self._pairs.extend(self.tokens[self._paired :])
-        self._paired = len(self.tokens)
-        return self._pairs.is_repeated
+    def recall(self) -> Recall:
+        """All tokens of the row; only true to it while nothing is in flight."""
+        if self._recall is None:
+            self._recall = Recall()
+            self._recall.extend(self.row.prompt)
+        self._recall.extend(self.tokens[self._recalled :])
+        self._recalled = len(self.tokens)
+        return self._recall
 
     @property
     def is_finishing(self) -> bool:
