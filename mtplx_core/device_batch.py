@@ -40,7 +40,7 @@ class Plan:
     parked: frozenset[int] = frozenset()
     """Slots that take no part."""
     guesses: tuple[tuple[int, ...] | None, ...] | None = None
-    """What lookup finds in each slot, (depth or else 1) tokens, if the host has looked; None leaves it to the device."""
+    """What lookup finds in each slot, (depth or else 1) tokens; None leaves looking to the device."""
     is_head_idle: bool = False
     """Leave all drafting to lookup, which is known to find something in every row."""
     is_settled_later: bool = False

@@ -2,7 +2,9 @@
 
 A recurrent state cannot be rewound. So a forward leaves a slot's convolution window and state as they were and keeps
 what it fed to the update; once it is known how many tokens a row takes, that many are applied, by mlx-lm's own masked
-update. Owns listening to mlx-lm's layers and the state by slot; how many are taken is decided elsewhere.
+update. Where no kernel does all positions at once, mlx-lm updates position by position anyway; then the states in
+between are kept, and one of them is picked. Owns listening to mlx-lm's layers and the state by slot; how many are taken
+is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -48,6 +50,10 @@ class Forward(Protocol):
     def rows(self) -> int:
         """It runs over the first so many slots."""
 
+    @property
+    def max_positions(self) -> int:
+        """It feeds no more than so many."""
+
 
 class Update(NamedTuple):
     """One call of mlx-lm's update: all it was given but state and mask."""
@@ -58,10 +64,10 @@ class Update(NamedTuple):
     def positions(self) -> int:
         return int(self.arguments["q"].shape[1])
 
-    def part(self, rows: mx.array, positions: int) -> Update:
-        """The same over some rows, (rows,) int32, and no more than the first so many positions."""
-        fewer = {name: mx.take(self.arguments[name][:, :positions], rows, axis=0) for name in _BY_POSITION}
-        return Update({**self.arguments, **fewer})
+    def at(self, position: int) -> Update:
+        """The same over one position."""
+        one = {name: self.arguments[name][:, position : position + 1] for name in _BY_POSITION}
+        return Update({**self.arguments, **one})
 
     def __call__(self, state: mx.array | None, mask: mx.array | None) -> tuple[mx.array, mx.array]:
         """Outputs at all positions, and the state behind the last one the mask lets through."""
@@ -79,7 +85,7 @@ class RecurrentLayer:
     left_padding: mx.array | None = None
     """Both None: no row is ever padded, and without a mask the faster kernels are taken."""
 
-    def __init__(self, forward: Forward, shape: RecurrentShape) -> None:
+    def __init__(self, forward: Forward, shape: RecurrentShape, *, keeps_steps: bool | None = None) -> None:
         self.shape = shape
         self._forward = forward
         self.window = mx.zeros((0, *shape.window), shape.window_dtype)
@@ -87,6 +93,9 @@ class RecurrentLayer:
         self._after: list[mx.array] = [self.window, self.state]
         self._conv_input: mx.array | None = None
         self._update: Update | None = None
+        self._keeps_steps = mx.default_device() != mx.Device(mx.gpu) if keeps_steps is None else keeps_steps
+        self._steps: list[mx.array] = []
+        """States behind each position of the last forward, where they are kept."""
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -97,8 +106,8 @@ class RecurrentLayer:
         return int(self.window.nbytes + self.state.nbytes)
 
     def bytes_for(self, positions: int) -> int:
-        """Memory of one slot, whatever its length: before and after a cycle live side by side."""
-        return 2 * self.shape.row_bytes
+        """Memory of one slot, whatever its length: what was before a cycle and what is after live side by side."""
+        return (1 + (self._forward.max_positions if self._keeps_steps else 1)) * self.shape.row_bytes
 
     def __getitem__(self, index: int) -> mx.array:
         rows, array = self._forward.rows, self.arrays[index]
@@ -117,22 +126,34 @@ class RecurrentLayer:
         """Take in the window followed by the forward's inputs, (rows, window + positions, channels)."""
         self._conv_input = conv_input
 
-    def hear_update(self, update: Update) -> None:
+    def hear_update(self, update: Update, state: mx.array | None, mask: mx.array | None) -> tuple[mx.array, mx.array]:
+        """Take in what is fed to the update, and do it."""
         self._update = update
+        if not self._keeps_steps or update.positions == 1 or mask is not None:
+            return update(state, mask)
+        outputs = []
+        for position in range(update.positions):
+            output, state = update.at(position)(state, None)
+            outputs.append(output)
+            self._steps.append(state)
+        return mx.concatenate(outputs, axis=1), self._steps[-1]
 
     def commit(self, taken: mx.array, *, known: Sequence[int] | None = None) -> None:
         """Apply the first `taken` (rows,) positions of the last forward.
 
         Args:
             taken: 0 leaves a row as it was.
-            known: the same where the host knows it. For rows that take all positions, what the forward itself ended in
-                is right; only the others are computed again, and no further than one of them goes.
+            known: the same where the host knows it. Where all rows take all positions, what the forward itself ended
+                in is right.
         """
         if self._update is None or self._conv_input is None:
             raise ValueError("nothing was heard of the last forward")
         positions = self._update.positions
-        if known is not None:
-            window, state = self._behind(taken, known)
+        if known is not None and min(known) == positions:
+            window, state = self._after
+        elif self._steps:
+            window = _window(self._conv_input, taken, self.shape.window[0])
+            state = _picked([self[1], *self._steps], taken, known)
         elif positions == 1:
             window, state = (
                 mx.where(_like(taken > 0, after), after, self[index]) for index, after in enumerate(self._after)
@@ -142,23 +163,6 @@ class RecurrentLayer:
             _, state = self._update(self[1], mx.arange(positions, dtype=taken.dtype) < taken[:, None])
         self.window, self.state = _with_first(self.window, window), _with_first(self.state, state)
         self._forget()
-
-    def _behind(self, taken: mx.array, known: Sequence[int]) -> tuple[mx.array, mx.array]:
-        """Windows and states behind what each row takes."""
-        assert self._update is not None
-        assert self._conv_input is not None
-        again = [row for row, count in enumerate(known) if count < self._update.positions]
-        window, state = self._after
-        if not again:
-            return window, state
-        rows, most = mx.array(again, mx.int32), max(known[row] for row in again)
-        before = mx.take(self[1], rows, axis=0)
-        if most:
-            mask = mx.arange(most, dtype=taken.dtype) < mx.take(taken, rows)[:, None]
-            _, before = self._update.part(rows, most)(before, mask)
-        order = [again.index(row) if row in again else len(again) + row for row in range(len(known))]
-        state = mx.take(mx.concatenate([before, state]), mx.array(order, mx.int32), axis=0)
-        return _window(self._conv_input, taken, self.shape.window[0]), state
 
     def grow(self, slots: int) -> None:
         self.window, self.state = (_grown(array, slots) for array in self.arrays)
@@ -192,6 +196,7 @@ class RecurrentLayer:
         """What was heard holds the arrays of a whole forward."""
         self._after = self.arrays
         self._conv_input = self._update = None
+        self._steps = []
 
 
 def recurrent_shape(filled: Any) -> RecurrentShape:
@@ -229,9 +234,7 @@ class _Tap:
         arguments = {**dict(zip(_ARGUMENTS, given, strict=False)), **named}
         state, mask = arguments.pop("state", None), arguments.pop("mask", None)
         update = Update(arguments)
-        if self.cache is not None:
-            self.cache.hear_update(update)
-        return update(state, mask)
+        return update(state, mask) if self.cache is None else self.cache.hear_update(update, state, mask)
 
 
 def _listen(recurrent: Any) -> None:
@@ -264,6 +267,16 @@ def _window(conv_input: mx.array, taken: mx.array, length: int) -> mx.array:
     """The inputs before the first position not taken, (rows, length, channels)."""
     at = taken[:, None] + mx.arange(length, dtype=taken.dtype)
     return mx.take_along_axis(conv_input, at[:, :, None], axis=1)
+
+
+def _picked(steps: Sequence[mx.array], taken: mx.array, known: Sequence[int] | None) -> mx.array:
+    """Of each row the state behind what it takes; `steps` begins with the states before."""
+    if known is not None:
+        return mx.concatenate([steps[count][row : row + 1] for row, count in enumerate(known)])
+    state, *rest = steps
+    for count, after in enumerate(rest):
+        state = mx.where(_like(taken > count, after), after, state)
+    return state
 
 
 def _like(rows: mx.array, array: mx.array) -> mx.array:

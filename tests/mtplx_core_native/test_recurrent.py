@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.models import qwen3_5, qwen3_next
 from mlx_lm.models.cache import ArraysCache
-from mlx_lm.models.gated_delta import gated_delta_update
 
 from mtplx_core.ragged_cache import RaggedCache, layer_shapes
 from mtplx_core.rebinding import rebound
-from mtplx_core.recurrent import RecurrentLayer, listen_to
+from mtplx_core.recurrent import RecurrentLayer, listen_to, recurrent_shape
 from tests.mtplx_core_native.layouts import ATTENTION, DENSE, GATED_DELTA, NEXT, SIZE, randomise
 
 ROWS, MOST = 3, 4
@@ -46,12 +45,13 @@ def gated_delta_net(kind: str) -> Any:
     return layer
 
 
-def rig_of(kind: str = "qwen3_5", *, rows: int = ROWS) -> Rig:
+def rig_of(kind: str = "qwen3_5", *, rows: int = ROWS, keeps_steps: bool = True) -> Rig:
     layer = gated_delta_net(kind)
     probe: Any = ArraysCache(size=2)
     layer(mx.zeros((1, 1, SIZE)), None, probe)
     listen_to([SimpleNamespace(linear_attn=layer)])
     batch = RaggedCache(layer_shapes([probe]), max_positions=MOST)
+    batch.layers = [RecurrentLayer(batch, recurrent_shape(probe), keeps_steps=keeps_steps)]
     batch.reserve(rows, 32)
     return Rig(layer, batch, [fresh() for _ in range(rows)])
 
@@ -107,12 +107,12 @@ STEPS = st.lists(
 
 
 @pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_next"])
-@settings(max_examples=8, deadline=None)
-@given(steps=STEPS, seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=12, deadline=None)
+@given(steps=STEPS, seed=st.integers(0, 2**32 - 1), keeps_steps=st.booleans())
 def test_state_is_that_of_the_accepted_tokens_alone(
-    kind: str, steps: list[tuple[list[int], int, bool]], seed: int
+    kind: str, steps: list[tuple[list[int], int, bool]], seed: int, keeps_steps: bool
 ) -> None:
-    rig, rng = rig_of(kind), np.random.default_rng(seed)
+    rig, rng = rig_of(kind, keeps_steps=keeps_steps), np.random.default_rng(seed)
 
     for accepted, positions, is_known in steps:
         cycle(rig, rng, accepted, positions, is_known=is_known)
@@ -120,12 +120,12 @@ def test_state_is_that_of_the_accepted_tokens_alone(
     assert max(state_error(rig, row) for row in range(ROWS)) < 1e-4
 
 
-@settings(max_examples=8, deadline=None)
-@given(steps=STEPS, seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=12, deadline=None)
+@given(steps=STEPS, seed=st.integers(0, 2**32 - 1), keeps_steps=st.booleans())
 def test_convolution_looks_back_on_the_accepted_tokens_alone(
-    steps: list[tuple[list[int], int, bool]], seed: int
+    steps: list[tuple[list[int], int, bool]], seed: int, keeps_steps: bool
 ) -> None:
-    rig, rng = rig_of(), np.random.default_rng(seed)
+    rig, rng = rig_of(keeps_steps=keeps_steps), np.random.default_rng(seed)
 
     for accepted, positions, is_known in steps:
         cycle(rig, rng, accepted, positions, is_known=is_known)
@@ -133,8 +133,9 @@ def test_convolution_looks_back_on_the_accepted_tokens_alone(
     assert max(window_error(rig, row) for row in range(ROWS)) < 1e-5
 
 
-def test_state_does_not_drift_while_rows_join_leave_and_accept_as_they_like() -> None:
-    rig, rng = rig_of(), np.random.default_rng(5)
+@pytest.mark.parametrize("keeps_steps", [True, False])
+def test_state_does_not_drift_while_rows_join_leave_and_accept_as_they_like(keeps_steps: bool) -> None:
+    rig, rng = rig_of(keeps_steps=keeps_steps), np.random.default_rng(5)
 
     for count in range(200):
         positions = int(rng.integers(1, MOST + 1))
@@ -179,28 +180,28 @@ def test_rows_that_are_known_to_take_all_get_what_the_forward_ended_in() -> None
     assert max(window_error(rig, row) for row in range(ROWS)) < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("taken", "computed"),
-    [((4, 4, 4), []), ((2, 2, 2), [(3, 2)]), ((1, 4, 3), [(2, 3)]), ((0, 4, 4), [])],
-    ids=["all", "the same", "different", "none"],
-)
-def test_commit_computes_again_only_what_rows_take_that_do_not_take_all(
-    monkeypatch: pytest.MonkeyPatch, taken: tuple[int, ...], computed: list[tuple[int, int]]
+@pytest.mark.parametrize("taken", [(4, 4, 4), (1, 4, 3), (0, 4, 2)], ids=str)
+@pytest.mark.parametrize("is_known", [True, False])
+def test_commit_computes_nothing_again_where_every_step_is_kept(
+    monkeypatch: pytest.MonkeyPatch, taken: tuple[int, ...], is_known: bool
 ) -> None:
     rig, rng = rig_of(), np.random.default_rng(0)
     rig.batch.begin(mx.zeros((ROWS,), mx.int32), MOST, longest=32)
     rig.layer(inputs(rng, ROWS, MOST), None, rig.recurrent)
-    applied: list[tuple[int, ...]] = []
 
-    def note(q: mx.array, **named: Any) -> tuple[mx.array, mx.array]:
-        applied.append(q.shape[:2])
-        result: tuple[mx.array, mx.array] = gated_delta_update(q, **named)
-        return result
+    monkeypatch.setattr("mtplx_core.recurrent.gated_delta_update", None)
+    rig.batch.commit(mx.array(taken, mx.int32), known=taken if is_known else None)
 
-    monkeypatch.setattr("mtplx_core.recurrent.gated_delta_update", note)
-    rig.batch.commit(mx.array(taken, mx.int32), known=taken)
+    assert rig.recurrent.state.shape[0] == ROWS
 
-    assert applied == computed
+
+def test_every_step_that_is_kept_is_counted_in_a_rows_memory() -> None:
+    rig = rig_of()
+    shape = rig.recurrent.shape
+
+    kept, applied = (RecurrentLayer(rig.batch, shape, keeps_steps=keeps).bytes_for(7) for keeps in (True, False))
+
+    assert (kept, applied) == ((1 + MOST) * shape.row_bytes, 2 * shape.row_bytes)
 
 
 def test_fewer_rows_than_slots_leave_the_others_alone() -> None:
@@ -270,7 +271,7 @@ def test_layer_that_no_longer_calls_the_update_is_refused() -> None:
 
 
 def test_row_bytes_count_the_state_before_and_after_a_cycle() -> None:
-    rig = rig_of()
+    rig = rig_of(keeps_steps=False)
     window, state = 3 * 512 * 4, 2 * 128 * 128 * 4
 
     assert rig.batch.row_bytes(10) == rig.batch.row_bytes(10_000) == 2 * (window + state)
