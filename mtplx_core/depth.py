@@ -54,11 +54,17 @@ class Odds:
             else:
                 self.head_further = _blend(self.head_further, trial.accepted > place)
 
-    def expected_tokens(self, depth: int, *, has_lookup: bool | None = None) -> float:
-        """Tokens one cycle of this depth is expected to commit; `has_lookup` where it is known beforehand."""
+    def expected_tokens(self, depth: int, *, head_depth: int | None = None, has_lookup: bool | None = None) -> float:
+        """Tokens one cycle is expected to commit.
+
+        Args:
+            depth: drafts, if lookup finds something.
+            head_depth: drafts, if it does not; None: as many.
+            has_lookup: whether it does, where that is known beforehand.
+        """
         found = self.lookup_found if has_lookup is None else float(has_lookup)
         by_lookup = _chain(self.lookup_right, self.lookup_further, depth)
-        by_head = _chain(self.head_right, self.head_further, depth)
+        by_head = _chain(self.head_right, self.head_further, depth if head_depth is None else head_depth)
         return 1.0 + found * by_lookup + (1 - found) * by_head
 
     def copy(self) -> Odds:
@@ -77,8 +83,11 @@ class DepthPolicy(Protocol):
             is_first: most of them wait for their first token, which comes sooner from a shorter cycle.
         """
 
-    def see_cost(self, rows: int, depth: int, cost: float, *, is_head_idle: bool = False) -> None:
+    def see_cost(self, rows: int, depth: int, cost: float, *, head_depth: int) -> None:
         """Take in what a cycle took."""
+
+    def head_depth(self, rows: Sequence[Odds], found: Sequence[bool], depth: int) -> int:
+        """How many of the drafts the head makes where lookup finds nothing; behind them nothing is drafted there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +99,11 @@ class FixedDepth:
     def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, is_first: bool = False) -> int:
         return self.depth
 
-    def see_cost(self, rows: int, depth: int, cost: float, *, is_head_idle: bool = False) -> None:
+    def see_cost(self, rows: int, depth: int, cost: float, *, head_depth: int) -> None:
         """Nothing to learn."""
+
+    def head_depth(self, rows: Sequence[Odds], found: Sequence[bool], depth: int) -> int:
+        return 0 if all(found) else depth
 
 
 @dataclass(slots=True)
@@ -102,7 +114,7 @@ class AdaptiveDepth:
     costs: CostTable
     """Of cycles in which the head drafts."""
     idle_costs: CostTable | None = None
-    """Of cycles in which it does not, since lookup finds something in every row; None: they cost the same."""
+    """Of cycles in which it does not; None: they cost the same."""
     _depth: int = 0
     _since_explored: int = 0
     _is_deeper_next: bool = True
@@ -111,9 +123,7 @@ class AdaptiveDepth:
     def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, is_first: bool = False) -> int:
         if is_first:
             return 0
-        known = found if found is not None else [None] * len(rows)
-        costs = self._costs(is_head_idle=found is not None and all(found))
-        self._gains = [_gain(rows, known, depth, costs) for depth in range(self.max_depth + 1)]
+        self._gains = [self._best(rows, found, depth).gain for depth in range(self.max_depth + 1)]
         best = max(range(len(self._gains)), key=self._gains.__getitem__)
         if self._gains[best] > _HYSTERESIS * self._gains[self._depth]:
             self._depth = best
@@ -123,8 +133,16 @@ class AdaptiveDepth:
             return self._neighbour()
         return self._depth
 
-    def see_cost(self, rows: int, depth: int, cost: float, *, is_head_idle: bool = False) -> None:
-        self._costs(is_head_idle=is_head_idle).see(rows, depth, cost)
+    def see_cost(self, rows: int, depth: int, cost: float, *, head_depth: int) -> None:
+        change = cost / self._cost(rows, depth, head_depth)
+        with_head, without = self.costs.cost(rows, depth), self._idle.cost(rows, depth)
+        if head_depth or not depth:
+            self.costs.see(rows, depth, with_head * change)
+        if (head_depth < depth or not depth) and self._idle is not self.costs:
+            self._idle.see(rows, depth, without * change)
+
+    def head_depth(self, rows: Sequence[Odds], found: Sequence[bool], depth: int) -> int:
+        return self._best(rows, found, depth).head_depth
 
     def _neighbour(self) -> int:
         """The cost of a depth that is never tried would stay what the start table says, without drafting in it."""
@@ -133,13 +151,36 @@ class AdaptiveDepth:
             is_deeper = self._depth == 0
         return max(0, min(self._depth + (1 if is_deeper else -1), self.max_depth))
 
-    def _costs(self, *, is_head_idle: bool) -> CostTable:
-        return self.idle_costs if is_head_idle and self.idle_costs is not None else self.costs
+    @property
+    def _idle(self) -> CostTable:
+        return self.idle_costs or self.costs
+
+    def _best(self, rows: Sequence[Odds], found: Sequence[bool] | None, depth: int) -> _Way:
+        """The best way to draft so deep. A row that the head drafts for gains little from its later drafts."""
+        if found is None or not any(found):
+            return self._way(rows, found or [None] * len(rows), depth, depth)
+        ways = [self._way(rows, found, depth, head_depth) for head_depth in range(depth, -1, -1)]
+        return max(ways[-1:] if all(found) else ways, key=lambda way: way.gain)
+
+    def _way(self, rows: Sequence[Odds], found: Sequence[bool | None], depth: int, head_depth: int) -> _Way:
+        expected = (
+            odds.expected_tokens(depth, head_depth=head_depth, has_lookup=known)
+            for odds, known in zip(rows, found, strict=True)
+        )
+        return _Way(sum(expected) / self._cost(len(rows), depth, head_depth), head_depth)
+
+    def _cost(self, rows: int, depth: int, head_depth: int) -> float:
+        """Every draft of the head costs as much as the next."""
+        idle = self._idle.cost(rows, depth)
+        return idle + (self.costs.cost(rows, depth) - idle) * (head_depth / depth if depth else 1.0)
 
 
-def _gain(rows: Sequence[Odds], known: Sequence[bool | None], depth: int, costs: CostTable) -> float:
-    expected = (odds.expected_tokens(depth, has_lookup=found) for odds, found in zip(rows, known, strict=True))
-    return sum(expected) / costs.cost(len(rows), depth)
+class _Way(NamedTuple):
+    """One way to draft."""
+
+    gain: float
+    """Tokens per cost."""
+    head_depth: int
 
 
 def _chain(first: float, further: float, depth: int) -> float:

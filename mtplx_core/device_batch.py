@@ -41,8 +41,8 @@ class Plan:
     """Slots that take no part."""
     guesses: tuple[tuple[int, ...] | None, ...] | None = None
     """What lookup finds in each slot, (depth or else 1) tokens; None leaves looking to the device."""
-    is_head_idle: bool = False
-    """Leave all drafting to lookup, which is known to find something in every row."""
+    head_depth: int | None = None
+    """How many of the drafts the head makes where lookup finds nothing; None: all of them."""
     is_settled_later: bool = False
     """The host reads the cycle before it builds the next, and then says what each row took; see `settle`."""
     top_logprobs: int | None = None
@@ -244,10 +244,14 @@ class DeviceBatch:
         """(rows, depth) int32"""
         if self._drafter is None:
             return guess[:, : plan.depth]
-        if plan.depth == 0 or plan.is_head_idle:
+        head_depth = plan.depth if plan.head_depth is None else plan.head_depth
+        if head_depth == 0:
             self._drafter.feed_if_full(longest=plan.longest, parked=parked)
             return guess[:, : plan.depth]
-        drafts = self._drafter.draft(self._choose_draft, plan.depth, longest=plan.longest, parked=parked)
+        drafts = self._drafter.draft(self._choose_draft, head_depth, longest=plan.longest, parked=parked)
+        if head_depth < plan.depth:
+            nothing = mx.zeros((drafts.shape[0], plan.depth - head_depth), drafts.dtype)
+            drafts = mx.concatenate([drafts, nothing], axis=1)
         is_lookup_idle = plan.guesses is not None and not any(plan.guesses)
         return drafts if is_lookup_idle else mx.where(found[:, None], guess, drafts)
 

@@ -69,7 +69,8 @@ class _Flight:
     started: Started
     follows: bool
     """Whether it was started behind another with nothing in between."""
-    is_head_idle: bool = False
+    head_depth: int = 0
+    """Drafts of the rows in which lookup found nothing."""
 
 
 class MtpBatchEngine:
@@ -268,8 +269,9 @@ class MtpBatchEngine:
         recalls = {} if self._overlaps else {slot: seat.recall() for slot, seat in running}
         found = [recalls[slot].guess(1) is not None for slot, _ in running] if recalls else None
         fresh = sum(not seat.tokens and not seat.row.is_offline for _, seat in running)
-        depth = self._policy.choose([seat.odds for _, seat in running], found, is_first=2 * fresh >= len(running))
-        is_head_idle = found is not None and all(found)
+        odds = [seat.odds for _, seat in running]
+        depth = self._policy.choose(odds, found, is_first=2 * fresh >= len(running))
+        head_depth = depth if found is None else self._policy.head_depth(odds, found, depth)
         lengths = {slot: seat.longest + depth + 1 for slot, seat in running}
         asked = [seat.row.top_logprobs for _, seat in running if seat.row.top_logprobs is not None]
         plan = Plan(
@@ -277,7 +279,7 @@ class MtpBatchEngine:
             lengths=tuple(lengths.get(slot, 0) for slot in range(self._seats.width)),
             parked=frozenset(range(self._seats.width)) - lengths.keys(),
             guesses=self._guesses(recalls, depth),
-            is_head_idle=is_head_idle,
+            head_depth=head_depth,
             is_settled_later=not self._overlaps,
             top_logprobs=max(asked, default=None),
             is_timed=self._telemetry.cycles % TIMED_EVERY == TIMED_EVERY - 1,
@@ -287,7 +289,7 @@ class MtpBatchEngine:
         self._was_interrupted = plan.is_timed
         for _, seat in running:
             seat.in_flight.append(depth + 1)
-        return _Flight(running, self._seats.width, depth, started, follows, is_head_idle)
+        return _Flight(running, self._seats.width, depth, started, follows, head_depth)
 
     def _guesses(self, recalls: Mapping[int, Recall], depth: int) -> tuple[tuple[int, ...] | None, ...] | None:
         if not recalls:
@@ -328,9 +330,10 @@ class MtpBatchEngine:
             if not is_finite:
                 ends.append(self._leave(seat, "error", NOT_FINITE))
                 continue
-            trials.append(Trial(flight.depth, accepted, *map(bool, lookup)))
+            drafted = flight.depth if lookup[0] else flight.head_depth
+            trials.append(Trial(drafted, min(accepted, drafted), *map(bool, lookup)))
             self._learn(seat, trials[-1])
-            tokens.append(self._commit(seat, flight, slot, values[slot][: accepted + 1]))
+            tokens.append(self._commit(seat, flight, slot, values[slot][: accepted + 1], drafted=drafted))
             if reason := row_end(seat.row, seat.tokens, eos_token_ids=self._loaded.eos_token_ids):
                 ends.append(self._leave(seat, reason))
         self._telemetry.count_cycle(flight.depth, trials, has_head=self._device.head is not None)
@@ -345,7 +348,7 @@ class MtpBatchEngine:
             taken[slot] = values[slot][flight.depth + 1] + 1
         self._device.settle(taken)
 
-    def _commit(self, seat: Seat, flight: _Flight, slot: int, tokens: list[int]) -> RowTokens:
+    def _commit(self, seat: Seat, flight: _Flight, slot: int, tokens: list[int], *, drafted: int) -> RowTokens:
         """Take what was accepted, up to the token that ends the row."""
         position = len(seat.tokens)
         for token in tokens:
@@ -354,7 +357,7 @@ class MtpBatchEngine:
                 break
         fresh = tuple(seat.tokens[position:])
         self._telemetry.tokens += len(fresh)
-        cycle = RowCycle(len(flight.seats), flight.depth, len(tokens) - 1)
+        cycle = RowCycle(len(flight.seats), drafted, min(len(tokens) - 1, drafted))
         arrays, logprobs = flight.started.logprobs, None
         if arrays is not None and seat.row.top_logprobs is not None:
             logprobs = row_logprobs(arrays, row=slot, count=len(fresh), top=seat.row.top_logprobs)
@@ -378,7 +381,7 @@ class MtpBatchEngine:
         self._last_read_s = read_s
         if flight.follows and (not self._overlaps or waited_s > 0.05 * took_s):
             self._telemetry.time_cycle(flight.width, flight.depth, took_s)
-            self._policy.see_cost(flight.width, flight.depth, took_s, is_head_idle=flight.is_head_idle)
+            self._policy.see_cost(flight.width, flight.depth, took_s, head_depth=flight.head_depth)
 
     def _free_if_empty(self) -> None:
         if self.active_rows or not self._device.kv_bytes:

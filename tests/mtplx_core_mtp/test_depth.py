@@ -70,10 +70,10 @@ def test_policy_explores_shallower_cycles_as_well() -> None:
 def test_policy_stops_drafting_once_a_plain_cycle_turns_out_cheaper_than_assumed() -> None:
     policy = AdaptiveDepth(1, CostTable({(1, 0): 1.0, (1, 1): 1.1}))
     for _ in range(20):
-        policy.see_cost(1, 1, 2.0)
+        policy.see_cost(1, 1, 2.0, head_depth=1)
     before = policy.choose([odds(right=0.3)])
 
-    policy.see_cost(1, 0, 1.0)
+    policy.see_cost(1, 0, 1.0, head_depth=0)
 
     assert before == 1
     assert policy.choose([odds(right=0.3)]) == 0
@@ -83,8 +83,8 @@ def test_policy_returns_to_drafting_when_costs_turn_out_lower() -> None:
     policy = AdaptiveDepth(1, CostTable({(1, 0): 1.0, (1, 1): 3.0}))
     before = policy.choose([odds(right=0.7)])
 
-    policy.see_cost(1, 0, 1.0)
-    policy.see_cost(1, 1, 1.1)
+    policy.see_cost(1, 0, 1.0, head_depth=0)
+    policy.see_cost(1, 1, 1.1, head_depth=1)
 
     assert before == 0
     assert policy.choose([odds(right=0.7)]) == 1
@@ -155,11 +155,36 @@ def test_cycles_without_the_heads_work_have_costs_of_their_own() -> None:
     assert policy.choose([odds(right=0.5)], [True]) == 1
 
     for _ in range(50):
-        policy.see_cost(1, 1, 3.0, is_head_idle=True)
-        policy.see_cost(1, 0, 1.0, is_head_idle=True)
+        policy.see_cost(1, 1, 3.0, head_depth=0)
+        policy.see_cost(1, 0, 1.0, head_depth=0)
 
     assert policy.choose([odds(right=0.5)], [True]) == 0
     assert dear.entries()[1, 1] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("head_right", "found", "head_depth"),
+    [(0.5, [True, False], 1), (0.01, [True, False], 0), (0.5, [True, True], 0), (0.5, [False, False], 3)],
+)
+def test_head_drafts_no_further_than_pays_beside_rows_that_lookup_drafts_for(
+    head_right: float, found: list[bool], head_depth: int
+) -> None:
+    row = Odds(lookup_right=0.95, lookup_further=0.95, head_right=head_right, head_further=0.05)
+    dear = CostTable({(2, depth): 1.0 + 0.1 * depth for depth in range(4)})
+    cheap = CostTable({(2, depth): 1.0 + 0.05 * depth for depth in range(4)})
+    policy = AdaptiveDepth(3, dear, cheap)
+
+    assert policy.choose([row, row], [True, False]) == 3
+    assert policy.head_depth([row, row], found, 3) == head_depth
+
+
+def test_cycle_in_which_the_head_drafts_a_part_tells_of_both_costs() -> None:
+    dear, cheap = CostTable({(1, 0): 1.0, (1, 2): 1.4}), CostTable({(1, 0): 1.0, (1, 2): 1.0})
+
+    AdaptiveDepth(2, dear, cheap).see_cost(1, 2, 2.4, head_depth=1)
+
+    assert dear.cost(1, 2) == pytest.approx(2.8)
+    assert cheap.cost(1, 2) == pytest.approx(2.0)
 
 
 def test_cost_table_interpolates_between_widths() -> None:

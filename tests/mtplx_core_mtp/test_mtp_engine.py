@@ -40,8 +40,11 @@ class Scheduled:
         self._cycles += 1
         return self._depths[self._cycles % len(self._depths)]
 
-    def see_cost(self, rows: int, depth: int, cost: float, *, is_head_idle: bool = False) -> None:
+    def see_cost(self, rows: int, depth: int, cost: float, *, head_depth: int) -> None:
         pass
+
+    def head_depth(self, rows: Sequence[Odds], found: Sequence[bool], depth: int) -> int:
+        return min(depth, self._cycles % 3)
 
 
 class Order:
@@ -311,7 +314,7 @@ def test_cycles_in_turn_are_timed_although_the_last_wait_is_short(loaded: Loaded
     class Noting(Scheduled):
         costs = 0
 
-        def see_cost(self, rows: int, depth: int, cost: float, *, is_head_idle: bool = False) -> None:
+        def see_cost(self, rows: int, depth: int, cost: float, *, head_depth: int) -> None:
             self.costs += 1
 
     policy, ticks = Noting(1), itertools.count()

@@ -42,8 +42,11 @@ class Scheduled:
         self._cycles += 1
         return self._depths[self._cycles % len(self._depths)]
 
-    def see_cost(self, rows: int, depth: int, cost: float, *, is_head_idle: bool = False) -> None:
+    def see_cost(self, rows: int, depth: int, cost: float, *, head_depth: int) -> None:
         pass
+
+    def head_depth(self, rows: Sequence[Odds], found: Sequence[bool], depth: int) -> int:
+        return 0 if all(found) else depth
 
 
 class Foreseeing:
