@@ -71,6 +71,9 @@ class _Flight:
     """Whether it was started behind another with nothing in between."""
     head_depth: int = 0
     """Drafts of the rows in which lookup found nothing."""
+    begun_s: float = 0.0
+    built_s: float = 0.0
+    """When building it began and ended."""
 
 
 class MtpBatchEngine:
@@ -266,6 +269,7 @@ class MtpBatchEngine:
         running = [(slot, seat) for slot, seat in self._seats if not seat.is_finishing]
         if not running:
             return None
+        begun_s = self._options.clock()
         recalls = {} if self._overlaps else {slot: seat.recall() for slot, seat in running}
         found = [recalls[slot].guess(1) is not None for slot, _ in running] if recalls else None
         fresh = sum(not seat.tokens and not seat.row.is_offline for _, seat in running)
@@ -289,7 +293,8 @@ class MtpBatchEngine:
         self._was_interrupted = plan.is_timed
         for _, seat in running:
             seat.in_flight.append(depth + 1)
-        return _Flight(running, self._seats.width, depth, started, follows, head_depth)
+        built_s = self._options.clock()
+        return _Flight(running, self._seats.width, depth, started, follows, head_depth, begun_s, built_s)
 
     def _guesses(self, recalls: Mapping[int, Recall], depth: int) -> tuple[tuple[int, ...] | None, ...] | None:
         if not recalls:
@@ -373,13 +378,19 @@ class MtpBatchEngine:
         return RowEnd(seat.row.row_id, reason, message, seat.stats)  # type: ignore[arg-type]
 
     def _time(self, flight: _Flight, *, asked_s: float, read_s: float) -> None:
-        """A cycle took from one reading to the next, if the device had nothing else to do.
+        """Take in what a cycle took, if the device had nothing else to do.
 
-        Beside one that is in flight the host must have waited for it, or it is the host's own time that was measured.
+        In turn that is from building to reading it, if nothing held the host up in between. Else it is from one reading
+        to the next, if the host waited for it; otherwise it was the host's own time that was measured.
         """
-        took_s, waited_s = read_s - self._last_read_s, read_s - asked_s
+        if self._overlaps:
+            took_s = read_s - self._last_read_s
+            is_clean = read_s - asked_s > 0.05 * took_s
+        else:
+            took_s = read_s - flight.begun_s
+            is_clean = asked_s - flight.built_s < 0.1 * took_s
         self._last_read_s = read_s
-        if flight.follows and (not self._overlaps or waited_s > 0.05 * took_s):
+        if flight.follows and is_clean:
             self._telemetry.time_cycle(flight.width, flight.depth, took_s)
             self._policy.see_cost(flight.width, flight.depth, took_s, head_depth=flight.head_depth)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -310,17 +309,29 @@ def test_snapshot_counts_drafts_by_place_and_drafter(loaded: LoadedModel, head: 
     assert shown["lane"] == "mtp_batch_width_4"
 
 
-def test_cycles_in_turn_are_timed_although_the_last_wait_is_short(loaded: LoadedModel) -> None:
+@pytest.mark.parametrize(("pause_s", "are_timed"), [(0.0, True), (0.5, False)])
+def test_cycles_in_turn_are_timed_from_building_to_reading_if_nothing_comes_in_between(
+    loaded: LoadedModel, pause_s: float, are_timed: bool
+) -> None:
     class Noting(Scheduled):
-        costs = 0
+        now_s = 0.0
+        costs: list[float] = []
+
+        def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, is_first: bool = False) -> int:
+            self.now_s += 1.0  # as long as it takes to build a cycle; nobody waits for it to end
+            return super().choose(rows, found)
 
         def see_cost(self, rows: int, depth: int, cost: float, *, head_depth: int) -> None:
-            self.costs += 1
+            self.costs.append(cost)
 
-    policy, ticks = Noting(1), itertools.count()
-    clock = lambda: float(next(ticks) // 2)  # noqa: E731  # asking and having read fall into one moment
-    engine = MtpBatchEngine(loaded, GEOMETRY, options=MtpOptions(policy=policy, overlaps=Order.overlaps, clock=clock))
+        def pause(self, step: int) -> None:
+            self.now_s += pause_s
 
-    run(engine, [Row("row", (5, 6, 7), 30, ignore_eos=True)])
+    policy = Noting(1)
+    policy.costs = []
+    options = MtpOptions(policy=policy, overlaps=Order.overlaps, clock=lambda: policy.now_s)
+    engine = MtpBatchEngine(loaded, GEOMETRY, options=options)
 
-    assert (policy.costs > 5) == (not Order.overlaps)
+    run(engine, [Row("row", (5, 6, 7), 30, ignore_eos=True)], before_step=policy.pause)
+
+    assert set(policy.costs) == ({1.0} if are_timed and not Order.overlaps else set())
