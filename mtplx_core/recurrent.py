@@ -128,7 +128,7 @@ class RecurrentLayer:
 
     def hear_update(self, update: Update, state: mx.array | None, mask: mx.array | None) -> tuple[mx.array, mx.array]:
         """Take in what is fed to the update, and do it."""
-        self._update = update
+        self._update, self._steps = update, []
         if not self._keeps_steps or update.positions == 1 or mask is not None:
             return update(state, mask)
         outputs = []

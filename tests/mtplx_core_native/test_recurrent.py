@@ -166,6 +166,18 @@ def test_forward_without_a_commit_leaves_a_row_as_it_was() -> None:
     assert all(mx.array_equal(*pair) for pair in zip(before, rig.recurrent.arrays, strict=True))
 
 
+@pytest.mark.parametrize("keeps_steps", [True, False])
+def test_forward_that_was_never_committed_leaves_nothing_to_the_next(keeps_steps: bool) -> None:
+    rig, rng = rig_of(keeps_steps=keeps_steps), np.random.default_rng(0)
+    rig.batch.begin(mx.zeros((ROWS,), mx.int32), 2, longest=32)
+    rig.layer(inputs(rng, ROWS, 2), None, rig.recurrent)
+
+    cycle(rig, rng, [1, 2, 3], 3)
+
+    assert max(state_error(rig, row) for row in range(ROWS)) < 1e-5
+    assert max(window_error(rig, row) for row in range(ROWS)) < 1e-5
+
+
 def test_rows_that_are_known_to_take_all_get_what_the_forward_ended_in() -> None:
     rig, rng = rig_of(), np.random.default_rng(0)
     x = inputs(rng, ROWS, 2)
