@@ -146,7 +146,7 @@ class Former:
             await self._beat()
             self._note_connection(await self._takeover.watch(own_id=self.id))
             await self._hold_lease()
-            self._next_beat_s = now_s + self._beat_every_s
+            self._next_beat_s = now_s + self._config.lease_s / BEATS_PER_LEASE
         if not self._is_working:
             return 0
         records = await self._registry.daemons()
@@ -167,12 +167,10 @@ class Former:
             raise
         except BrokerUnavailableError as error:
             self._note_redis(is_away=True, why=error)
-            self._start_anew()
-            delay_s = self._retry_s
+            delay_s = self._start_anew()
         except Exception:
             logger.exception("a round of the former failed")
-            self._start_anew()
-            delay_s = self._retry_s
+            delay_s = self._start_anew()
         with suppress(TimeoutError):
             async with asyncio.timeout(delay_s):
                 await self._woken.wait()
@@ -184,25 +182,18 @@ class Former:
             logger.info("Redis is back; the former goes on")
         self._is_redis_away = is_away
 
-    @property
-    def _beat_every_s(self) -> float:
-        return self._config.lease_s / BEATS_PER_LEASE
-
-    @property
-    def _retry_s(self) -> float:
-        """Redis back, the others watch from then on: whoever tries again too late is dead before its first beat."""
-        return min(RECONNECT_MAX_S, self._beat_every_s)
-
     def _idle_s(self) -> float:
         if self._held_until_ms is None:
             return self._config.tick_s
         return min(self._config.tick_s, max(self._held_until_ms - self._line.now_ms, 1) / 1000)
 
-    def _start_anew(self) -> None:
-        """What was seen before an interruption proves nothing after it."""
+    def _start_anew(self) -> float:
+        """What was seen before an interruption proves nothing after it; returns the delay of the next try."""
         self._line.clear()
         self._takeover.start_anew()
         self._next_beat_s = float("-inf")
+        # The others watch from when Redis is back: whoever tries again too late is dead before its first beat.
+        return min(RECONNECT_MAX_S, self._config.lease_s / BEATS_PER_LEASE)
 
     async def _beat(self) -> None:
         snapshot = {**self._tally.as_dict(), "waits_ms": self._waits.estimates_ms()}

@@ -22,6 +22,7 @@ from mtplx_core.device_batch import DeviceBatch, Plan, Started
 from mtplx_core.engine import Geometry, Row, RowCycle, RowEnd, RowTokens, StepResult
 from mtplx_core.errors import EngineDeadError
 from mtplx_core.feeding import Fed, Feeder
+from mtplx_core.flight import Flight
 from mtplx_core.foresight import Recall
 from mtplx_core.heads.base import Head
 from mtplx_core.isolation import inside_mtp_lane
@@ -59,23 +60,6 @@ class MtpOptions:
     clock: Callable[[], float] = time.perf_counter
 
 
-@dataclass(slots=True, eq=False)
-class _Flight:
-    """A cycle on the device whose result the host has not read."""
-
-    seats: list[tuple[int, Seat]]
-    width: int
-    depth: int
-    started: Started
-    follows: bool
-    """Whether it was started behind another with nothing in between."""
-    head_depth: int = 0
-    """Drafts of the rows in which lookup found nothing."""
-    begun_s: float = 0.0
-    built_s: float = 0.0
-    """When building it began and ended."""
-
-
 class MtpBatchEngine:
     """See `Engine`. Decodes up to `decode_batch_max` rows at once and drafts up to `depth` tokens per row and cycle.
 
@@ -109,7 +93,7 @@ class MtpBatchEngine:
         self._seats = Seats()
         self._sidelines = Sidelines()
         self._already_ended: list[RowEnd] = []
-        self._flight: _Flight | None = None
+        self._flight: Flight | None = None
         self._telemetry = Telemetry()
         self._lane_odds = Odds(head_right=0.4 if self._device.head is not None else 0.0)
         self._was_interrupted = True
@@ -265,7 +249,7 @@ class MtpBatchEngine:
             self._telemetry.joined += 1
             self._was_interrupted = True
 
-    def _start_cycle(self, *, follows: bool) -> _Flight | None:
+    def _start_cycle(self, *, follows: bool) -> Flight | None:
         running = [(slot, seat) for slot, seat in self._seats if not seat.is_finishing]
         if not running:
             return None
@@ -294,7 +278,7 @@ class MtpBatchEngine:
         for _, seat in running:
             seat.in_flight.append(depth + 1)
         built_s = self._options.clock()
-        return _Flight(running, self._seats.width, depth, started, follows, head_depth, begun_s, built_s)
+        return Flight(running, self._seats.width, depth, started, follows, head_depth, begun_s, built_s)
 
     def _guesses(self, recalls: Mapping[int, Recall], depth: int) -> tuple[tuple[int, ...] | None, ...] | None:
         if not recalls:
@@ -318,7 +302,7 @@ class MtpBatchEngine:
         self._telemetry.stage_s = dict(zip(names, _differences(times), strict=True))
         return started
 
-    def _collect(self, flight: _Flight) -> tuple[list[RowTokens], list[RowEnd]]:
+    def _collect(self, flight: Flight) -> tuple[list[RowTokens], list[RowEnd]]:
         asked_s = self._options.clock()
         values: Any = flight.started.result.tolist()  # the one wait of a cycle
         self._time(flight, asked_s=asked_s, read_s=self._options.clock())
@@ -346,14 +330,14 @@ class MtpBatchEngine:
             mx.clear_cache()
         return tokens, ends
 
-    def _settle(self, flight: _Flight, values: Sequence[Sequence[int]]) -> None:
+    def _settle(self, flight: Flight, values: Sequence[Sequence[int]]) -> None:
         """Rows that were discarded meanwhile took their tokens all the same."""
         taken = [0] * flight.width
         for slot, _ in flight.seats:
             taken[slot] = values[slot][flight.depth + 1] + 1
         self._device.settle(taken)
 
-    def _commit(self, seat: Seat, flight: _Flight, slot: int, tokens: list[int], *, drafted: int) -> RowTokens:
+    def _commit(self, seat: Seat, flight: Flight, slot: int, tokens: list[int], *, drafted: int) -> RowTokens:
         """Take what was accepted, up to the token that ends the row."""
         position = len(seat.tokens)
         for token in tokens:
@@ -377,20 +361,10 @@ class MtpBatchEngine:
             self._seats.remove(seat)
         return RowEnd(seat.row.row_id, reason, message, seat.stats)  # type: ignore[arg-type]
 
-    def _time(self, flight: _Flight, *, asked_s: float, read_s: float) -> None:
-        """Take in what a cycle took, if the device had nothing else to do.
-
-        In turn that is from building to reading it, if nothing held the host up in between. Else it is from one reading
-        to the next, if the host waited for it; otherwise it was the host's own time that was measured.
-        """
-        if self._overlaps:
-            took_s = read_s - self._last_read_s
-            is_clean = read_s - asked_s > 0.05 * took_s
-        else:
-            took_s = read_s - flight.begun_s
-            is_clean = asked_s - flight.built_s < 0.1 * took_s
+    def _time(self, flight: Flight, *, asked_s: float, read_s: float) -> None:
+        took_s = flight.took_s(asked_s, read_s, last_read_s=self._last_read_s if self._overlaps else None)
         self._last_read_s = read_s
-        if flight.follows and is_clean:
+        if took_s is not None:
             self._telemetry.time_cycle(flight.width, flight.depth, took_s)
             self._policy.see_cost(flight.width, flight.depth, took_s, head_depth=flight.head_depth)
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from redis.asyncio import Redis
 
+from broker import keys
 from broker.scripts import DEFAULT_BOUNDS, Scripts, Submission
 from broker.vocabulary import byte_table, text_of
 from broker.wire import Request, Sampling, Seat, Ticket, pack_tokens, seed_of
@@ -217,3 +218,26 @@ async def opened(server: Server, client: Redis, *, script: Script | None = None,
         yield rig
     finally:
         await rig.close()
+
+
+@asynccontextmanager
+async def serving(rig: Rig) -> AsyncIterator[asyncio.Task[None]]:
+    """The rig's worker runs as it does in a process of its own; afterwards it is stopped."""
+    running = asyncio.create_task(rig.worker.run())
+    try:
+        await wait_until_async(lambda: accepts(rig))
+        yield running
+    finally:
+        rig.gate.open()
+        rig.lane.gate_hang.set()
+        rig.worker.stop()
+        rig.worker.stop()
+        await asyncio.wait([running], timeout=10)
+        await rig.links.close()
+        if not running.cancelled():
+            running.exception()
+
+
+async def accepts(rig: Rig) -> bool:
+    raw = await cast("Any", rig.client.hget(keys.daemon(rig.worker.membership.id), "accepting"))
+    return bool(raw == b"1")

@@ -15,8 +15,7 @@ from broker.wire import Finished
 from mtplx_core.scripted import Fault
 from tests.support.reads import read_end, read_log
 from tests.support.redis_servers import Server
-from tests.workers.rig import Rig, opened
-from tests.workers.test_daemon import serving
+from tests.workers.rig import Rig, opened, serving
 from workers.cohorts import CohortLedger
 from workers.config import ScriptConfig
 from workers.scripted_lane import script_of

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -19,34 +17,11 @@ from mtplx_core.errors import ModelLoadError
 from mtplx_core.scripted import Fault
 from tests.support.reads import read_end, read_jobs, read_log, read_state, read_status, read_waiting
 from tests.support.redis_servers import ChildServer, Server
-from tests.workers.rig import CONFIG, FragileServer, Rig, opened, seat, wait_until, wait_until_async
+from tests.workers.rig import CONFIG, FragileServer, Rig, accepts, opened, seat, serving, wait_until, wait_until_async
 from workers.config import ScriptConfig
 from workers.crew import RETRY_MAX_S, Crew, Step
 from workers.errors import EngineFailedError, StalledError
 from workers.scripted_lane import IDENTITY, script_of
-
-
-@asynccontextmanager
-async def serving(rig: Rig) -> AsyncIterator[asyncio.Task[None]]:
-    """The rig's worker runs as it does in a process of its own; afterwards it is stopped."""
-    running = asyncio.create_task(rig.worker.run())
-    try:
-        await wait_until_async(lambda: accepts(rig))
-        yield running
-    finally:
-        rig.gate.open()
-        rig.lane.gate_hang.set()
-        rig.worker.stop()
-        rig.worker.stop()
-        await asyncio.wait([running], timeout=10)
-        await rig.links.close()
-        if not running.cancelled():
-            running.exception()
-
-
-async def accepts(rig: Rig) -> bool:
-    raw = await cast("Any", rig.client.hget(keys.daemon(rig.worker.membership.id), "accepting"))
-    return bool(raw == b"1")
 
 
 async def send(rig: Rig, *texts: str, max_tokens: int = 8) -> None:
