@@ -15,7 +15,8 @@ install: .venv/.run .venv/.model ## Set up: virtual environment in .venv, pinned
 up: install ## Run everything on this machine and serve on 127.0.0.1:PORT (PORT=8000)
 	$(BIN)/mtplx up --port $(PORT)
 
-# Three processes, one of them mostly waiting, one thread of matrix products each: more of either only get in each other's way on two cores.
+# Three processes, one of them mostly waiting, one thread of matrix products each: more of either only get in each
+# other's way on two cores.
 test: install .venv/.dev ## Run all tests
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadscope --no-loadscope-reorder
 

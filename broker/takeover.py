@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -34,7 +33,7 @@ class Takeover:
         *,
         lease_s: float,
         max_crashes: int,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float],
     ) -> None:
         self._client = client
         self._monotonic = monotonic

@@ -37,12 +37,12 @@ class Plan:
     depth: int
     lengths: tuple[int, ...]
     """Bound on the tokens each slot holds after it; 0 for those that take no part."""
+    head_depth: int
+    """How many of the drafts the head makes where lookup finds nothing."""
     parked: frozenset[int] = frozenset()
     """Slots that take no part."""
     guesses: tuple[tuple[int, ...] | None, ...] | None = None
     """What lookup finds in each slot, (depth or else 1) tokens; None leaves looking to the device."""
-    head_depth: int | None = None
-    """How many of the drafts the head makes where lookup finds nothing; None: all of them."""
     is_settled_later: bool = False
     """The host reads the cycle before it builds the next, and then says what each row took; see `settle`."""
     top_logprobs: int | None = None
@@ -244,13 +244,12 @@ class DeviceBatch:
         """(rows, depth) int32"""
         if self._drafter is None:
             return guess[:, : plan.depth]
-        head_depth = plan.depth if plan.head_depth is None else plan.head_depth
-        if head_depth == 0:
+        if plan.head_depth == 0:
             self._drafter.feed_if_full(longest=plan.longest, parked=parked)
             return guess[:, : plan.depth]
-        drafts = self._drafter.draft(self._choose_draft, head_depth, longest=plan.longest, parked=parked)
-        if head_depth < plan.depth:
-            nothing = mx.zeros((drafts.shape[0], plan.depth - head_depth), drafts.dtype)
+        drafts = self._drafter.draft(self._choose_draft, plan.head_depth, longest=plan.longest, parked=parked)
+        if plan.head_depth < plan.depth:
+            nothing = mx.zeros((drafts.shape[0], plan.depth - plan.head_depth), drafts.dtype)
             drafts = mx.concatenate([drafts, nothing], axis=1)
         is_lookup_idle = plan.guesses is not None and not any(plan.guesses)
         return drafts if is_lookup_idle else mx.where(found[:, None], guess, drafts)

@@ -21,10 +21,10 @@ class Flight:
     started: Started
     follows: bool
     """Whether it was started behind another with nothing in between."""
-    head_depth: int = 0
+    head_depth: int
     """Drafts of the rows in which lookup found nothing."""
-    begun_s: float = 0.0
-    built_s: float = 0.0
+    begun_s: float
+    built_s: float
     """When building it began and ended."""
 
     def took_s(self, asked_s: float, read_s: float, *, last_read_s: float | None) -> float | None:
