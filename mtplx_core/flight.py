@@ -8,7 +8,6 @@ from mtplx_core.device_batch import Started
 from mtplx_core.seats import Seat
 
 _WAITED_SHARE = 0.05
-_HELD_UP_SHARE = 0.1
 
 
 @dataclass(slots=True, eq=False)
@@ -20,12 +19,11 @@ class Flight:
     depth: int
     started: Started
     follows: bool
-    """Whether it was started behind another with nothing in between."""
+    """Whether nothing was given to the device between the cycle before and it."""
     head_depth: int
     """Drafts of the rows in which lookup found nothing."""
     begun_s: float
-    built_s: float
-    """When building it began and ended."""
+    """When building it began."""
 
     def took_s(self, asked_s: float, read_s: float, *, last_read_s: float | None) -> float | None:
         """What such a cycle takes; None where this one does not tell, since the device or the host was held up.
@@ -35,12 +33,11 @@ class Flight:
             read_s: when it had it.
             last_read_s: the same of the cycle before, where this one was built beside it. It then took from one reading
                 to the next, if the host waited for it: else that is the host's own time. In turn it is from building to
-                reading, if nothing came in between.
+                reading.
         """
+        if not self.follows:
+            return None
         if last_read_s is None:
-            took_s = read_s - self.begun_s
-            is_clean = asked_s - self.built_s < _HELD_UP_SHARE * took_s
-        else:
-            took_s = read_s - last_read_s
-            is_clean = read_s - asked_s > _WAITED_SHARE * took_s
-        return took_s if self.follows and is_clean else None
+            return read_s - self.begun_s
+        took_s = read_s - last_read_s
+        return took_s if read_s - asked_s > _WAITED_SHARE * took_s else None

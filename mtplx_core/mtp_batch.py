@@ -2,7 +2,7 @@
 
 On a GPU one cycle is in flight while the host builds the next, so stops, joins and leaving take effect a cycle late
 and what was computed for a row that had ended is thrown away. Where the host is the device, building beside it only
-slows it down, so a cycle is read before the next is built. Owns the order of things on the host; what happens on the
+slows it down, so a step starts a cycle and reads it. Owns the order of things on the host; what happens on the
 device is `device_batch`'s.
 """
 
@@ -134,6 +134,7 @@ class MtpBatchEngine:
         self._already_ended = [end for end in self._already_ended if end.row_id != row_id]
         was_here = self._sidelines.discard(row_id) or seat is not None or len(self._already_ended) < ended
         self._telemetry.left["discarded"] += was_here
+        self._free_if_empty()
 
     def pause(self, row_id: str) -> None:
         if (seat := self._seats.find(row_id)) is not None:
@@ -141,6 +142,7 @@ class MtpBatchEngine:
             self._was_interrupted = True
         else:
             self._sidelines.pause(row_id)
+        self._free_if_empty()
 
     def resume(self, row_id: str) -> None:
         if row_id in self._sidelines.paused:
@@ -182,18 +184,17 @@ class MtpBatchEngine:
     def _step(self) -> StepResult:
         ended, self._already_ended = self._already_ended, []
         before, tokens, ends = self._flight, list[RowTokens](), list[RowEnd]()
-        if before is not None and not self._overlaps:
-            tokens, ends = self._collect(before)
         self._seat_returning()
         self._close_holes()
         fed = self._feed_prefill()
         self._seat_prefilled()
-        self._flight = self._start_cycle(follows=before is not None)
-        if before is not None and self._overlaps:
+        self._flight = self._start_cycle(follows=before is not None or not self._overlaps)
+        if not self._overlaps:
+            before, self._flight = self._flight, None
+        if before is not None:
             tokens, ends = self._collect(before)
         self._free_if_empty()
-        for end in (*ended, *fed.ends, *ends):
-            self._telemetry.left[end.reason] += 1
+        self._telemetry.left.update(end.reason for end in (*ended, *fed.ends, *ends))
         return StepResult(tuple(tokens), (*ended, *fed.ends, *ends), tuple(fed.progress))
 
     def _active_ids(self) -> list[str]:
@@ -277,8 +278,7 @@ class MtpBatchEngine:
         self._was_interrupted = plan.is_timed
         for _, seat in running:
             seat.in_flight.append(depth + 1)
-        built_s = self._options.clock()
-        return Flight(running, self._seats.width, depth, started, follows, head_depth, begun_s, built_s)
+        return Flight(running, self._seats.width, depth, started, follows, head_depth, begun_s)
 
     def _guesses(self, recalls: Mapping[int, Recall], depth: int) -> tuple[tuple[int, ...] | None, ...] | None:
         if not recalls:
@@ -331,7 +331,6 @@ class MtpBatchEngine:
         return tokens, ends
 
     def _settle(self, flight: Flight, values: Sequence[Sequence[int]]) -> None:
-        """Rows that were discarded meanwhile took their tokens all the same."""
         taken = [0] * flight.width
         for slot, _ in flight.seats:
             taken[slot] = values[slot][flight.depth + 1] + 1

@@ -11,6 +11,7 @@ import pytest
 
 from mtplx_core.audit import audit, compare
 from mtplx_core.depth import FixedDepth, Odds
+from mtplx_core.device_batch import DeviceBatch, Plan, Started
 from mtplx_core.engine import Geometry, Row, Sampling
 from mtplx_core.errors import EngineDeadError
 from mtplx_core.heads.attached import AttachedHead
@@ -309,9 +310,35 @@ def test_snapshot_counts_drafts_by_place_and_drafter(loaded: LoadedModel, head: 
     assert shown["lane"] == "mtp_batch_width_4"
 
 
-@pytest.mark.parametrize(("pause_s", "are_timed"), [(0.0, True), (0.5, False)])
-def test_cycles_in_turn_are_timed_from_building_to_reading_if_nothing_comes_in_between(
-    loaded: LoadedModel, pause_s: float, are_timed: bool
+def test_step_in_turn_tells_the_tokens_of_its_own_cycle(
+    loaded: LoadedModel, head: AttachedHead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+    start = DeviceBatch.start
+
+    def counting(self: DeviceBatch, plan: Plan) -> Started:
+        started.append(plan.depth)
+        return start(self, plan)
+
+    monkeypatch.setattr(DeviceBatch, "start", counting)
+    engine = engine_of(loaded, 0, 2, 1, head=head)
+    engine.admit(Row("row", tuple(range(40)), 12, ignore_eos=True))
+    told: list[bool] = []
+    cycles: list[int] = []
+
+    while engine.active_rows:
+        started.clear()
+        told.append(bool(engine.step().tokens))
+        cycles.append(len(started))
+
+    own = [bool(count) for count in cycles]
+    # Overlapped, the cycle started last is still under way, and the last step only reads.
+    assert told == ([False, *own[:-1]] if Order.overlaps else own)
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.5])
+def test_cycles_in_turn_are_timed_from_building_to_reading_whatever_comes_between_steps(
+    loaded: LoadedModel, pause_s: float
 ) -> None:
     class Noting(Scheduled):
         now_s = 0.0
@@ -334,4 +361,4 @@ def test_cycles_in_turn_are_timed_from_building_to_reading_if_nothing_comes_in_b
 
     run(engine, [Row("row", (5, 6, 7), 30, ignore_eos=True)], before_step=policy.pause)
 
-    assert set(policy.costs) == ({1.0} if are_timed and not Order.overlaps else set())
+    assert set(policy.costs) == (set() if Order.overlaps else {1.0})
