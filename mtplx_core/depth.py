@@ -15,6 +15,7 @@ from mtplx_core.cost_table import CostTable
 EXPLORE_EVERY = 128
 """Cycles between two that are spent on a neighbouring depth, deeper and shallower in turn; under a hundredth."""
 _HYSTERESIS = 1.03
+"""What a deeper cycle must promise. A shallower one need not: where both seem to pay the same, drafts are a risk."""
 _WEIGHT = 0.06
 """Of the newest trial; a row's acceptance is remembered over some sixteen trials."""
 
@@ -125,7 +126,7 @@ class AdaptiveDepth:
             return 0
         self._gains = [self._best(rows, found, depth).gain for depth in range(self.max_depth + 1)]
         best = max(range(len(self._gains)), key=self._gains.__getitem__)
-        if self._gains[best] > _HYSTERESIS * self._gains[self._depth]:
+        if self._gains[best] > (_HYSTERESIS if best > self._depth else 1.0) * self._gains[self._depth]:
             self._depth = best
         self._since_explored += 1
         if self._since_explored >= EXPLORE_EVERY:

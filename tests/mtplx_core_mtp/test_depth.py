@@ -41,12 +41,12 @@ def test_policy_weighs_all_rows_of_the_batch() -> None:
     assert AdaptiveDepth(1, costs).choose([odds(right=0.9)] * 3 + [odds(right=0.1)]) == 1
 
 
-def test_policy_stays_where_it_is_for_a_gain_below_the_hysteresis() -> None:
+def test_policy_goes_deeper_for_a_clear_gain_only_and_shallower_for_any() -> None:
     policy = AdaptiveDepth(1, CostTable({(1, 0): 1.0, (1, 1): 1.5}))
 
-    chosen = [policy.choose([odds(right=right)]) for right in (0.51, 0.6, 0.49, 0.4)]
+    chosen = [policy.choose([odds(right=right)]) for right in (0.51, 0.6, 0.51, 0.49, 0.51)]
 
-    assert chosen == [0, 1, 1, 0]
+    assert chosen == [0, 1, 1, 0, 0]
 
 
 def test_policy_explores_in_less_than_a_hundredth_of_the_cycles() -> None:
