@@ -269,6 +269,18 @@ def test_engine_frees_its_caches_when_the_last_row_has_left(loaded: LoadedModel,
     assert engine.snapshot()["physical_rows"] == 0
 
 
+def test_engine_frees_its_caches_when_its_only_row_is_discarded(loaded: LoadedModel, head: AttachedHead) -> None:
+    engine = engine_of(loaded, 1, head=head)
+    engine.admit(Row("row", (5, 6, 7), 30, ignore_eos=True))
+    for _ in range(4):
+        engine.step()
+    assert engine.snapshot()["kv_bytes"] > 0
+
+    engine.discard("row")
+
+    assert engine.snapshot()["kv_bytes"] == 0
+
+
 def test_row_bytes_are_at_least_what_a_row_takes(loaded: LoadedModel, head: AttachedHead) -> None:
     engine = engine_of(loaded, 3, head=head)
     row = Row("row", tuple(range(100)), 100, ignore_eos=True)
