@@ -1,7 +1,7 @@
 """The host side of the batch: who sits in which slot, what each row has said so far, and what is still in flight.
 
-Imports no MLX. Token values arrive one cycle late here, so everything that must be known when a cycle is built is a
-bound: at least one token per cycle in flight, at most all of its positions.
+Imports no MLX. Where cycles overlap, token values arrive one cycle late here, so everything that must be known when a
+cycle is built is a bound: at least one token per cycle in flight, at most all of its positions.
 """
 
 from __future__ import annotations
