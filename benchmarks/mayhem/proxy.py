@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 from pathlib import Path
 
+from broker import tasks
+
 CHUNK = 1 << 16
 MESSAGE = b"*3\r\n$7\r\nmessage\r\n"
 TERMINAL = (b"\xa8finished", b"\xa6failed")
@@ -33,10 +35,8 @@ class Proxy:
     async def stop(self) -> None:
         if self._server is not None:
             self._server.close()
-        self.cut()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        while self._tasks:
+            await tasks.end(*self._tasks)
 
     def cut(self) -> int:
         """Break every connection in the middle of whatever it carries; returns how many."""
@@ -50,24 +50,28 @@ class Proxy:
         self._to_lose = count
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        ends = {writer}
+        ways: list[asyncio.Task[None]] = []
         try:
             upstream_reader, upstream = await asyncio.open_unix_connection(str(self._target))
+            ends.add(upstream)
+            self._open |= ends
+            ways = [
+                asyncio.create_task(self._forward(reader, upstream)),
+                asyncio.create_task(self._forward_replies(upstream_reader, writer)),
+            ]
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         except OSError:
-            writer.transport.abort()
-            return
-        pair = {writer, upstream}
-        self._open |= pair
-        ways = [
-            asyncio.create_task(self._forward(reader, upstream)),
-            asyncio.create_task(self._forward_replies(upstream_reader, writer)),
-        ]
-        self._tasks |= set(ways)
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        for end in pair:
-            end.transport.abort()
-        await asyncio.gather(*ways, return_exceptions=True)
-        self._open -= pair
-        self._tasks -= set(ways)
+            pass  # the server is away, and so are we
+        finally:
+            for end in ends:
+                end.transport.abort()
+            await tasks.end(*ways)
+            self._open -= ends
+            self._tasks.discard(task)
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):

@@ -43,7 +43,9 @@ class Balancer:
         assert self._server is not None
         assert self._watch is not None
         self._server.close()
-        await tasks.end(self._watch, *self._connections)
+        await tasks.end(self._watch)
+        while self._connections:  # one that was accepted just now may have begun meanwhile
+            await tasks.end(*self._connections)
 
     async def _look_for_ever(self) -> None:
         async with httpx.AsyncClient(verify=False, timeout=1) as http:
@@ -63,12 +65,16 @@ class Balancer:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
+        ends = [writer]
         try:
             upstream_reader, upstream = await self._connect()
-            ways = asyncio.gather(_forward(reader, upstream), _forward(upstream_reader, writer))
-            await ways
+            ends.append(upstream)
+            await asyncio.gather(_forward(reader, upstream), _forward(upstream_reader, writer))
+        except BaseException:
+            for end in ends:
+                end.transport.abort()  # a way that was ended in the middle has closed nothing
+            raise
         finally:
-            writer.close()
             self._connections.discard(task)
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
