@@ -5,6 +5,9 @@ PYTHON ?= $(firstword $(foreach name,python3.13 python3.12 python3.11 python3,$(
 BIN := .venv/bin
 PORT ?= 8000
 
+# Where it is set, as in many images, each of the processes compiles everything it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help install up test check lock
 
 help: ## List the targets

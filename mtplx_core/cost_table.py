@@ -25,6 +25,8 @@ class CostTable:
     def __init__(self, measured: Mapping[tuple[int, int], float]) -> None:
         self._seed = dict(measured)
         self._seen: dict[tuple[int, int], float] = {}
+        self._starts: dict[tuple[int, int], float] = {}
+        """What was interpolated from the seed."""
 
     @property
     def max_depth(self) -> int:
@@ -49,6 +51,11 @@ class CostTable:
         return {**self._seed, **self._seen}
 
     def _start(self, rows: int, depth: int) -> float:
+        if (rows, depth) not in self._starts:
+            self._starts[rows, depth] = self._interpolated(rows, depth)
+        return self._starts[rows, depth]
+
+    def _interpolated(self, rows: int, depth: int) -> float:
         """From the widths measured at this depth, or else from how cost grows with positions over all depths."""
         known = sorted((width, cost) for (width, at), cost in self._seed.items() if at == depth)
         if known and known[0][0] <= rows <= known[-1][0]:

@@ -1,13 +1,14 @@
-"""The device side of one cycle: verify drafts in one trunk forward, accept what equals the plain choice, advance.
+"""One cycle: verify drafts in one trunk forward, accept what equals the plain choice, advance.
 
-Nothing here is evaluated or read back. What the model says, how a token is chosen and where drafts come from is given
-from outside, so the whole of it also runs on small tables.
+Where cycles overlap all of it stays on the device, and nothing is evaluated or read back. Where the host reads a cycle
+before it starts the next it accepts and advances by itself, which costs the device nothing. What the model says, how a
+token is chosen and where drafts come from is given from outside, so the whole of it also runs on small tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -25,17 +26,15 @@ class RowState(NamedTuple):
     position: mx.array
     """Tokens of the completion so far, (rows,) int32."""
     history: mx.array
-    """Prompt and completion, `offset` + 1 of them meaningful, (rows, capacity) int32."""
+    """Prompt and completion, `offset` + 1 of them meaningful, (rows, capacity) int32; no capacity, no history."""
 
 
 class Cycle(NamedTuple):
-    """What one cycle made of the rows."""
+    """What one cycle made of the rows, on the device."""
 
     state: RowState
     chosen: mx.array
     """The plain choice at every position, (rows, depth + 1) int32."""
-    accepted: mx.array
-    """Drafts that equal the plain choice, counted to the first that does not, (rows,) int32."""
     taken: mx.array
     """Tokens committed, (rows,) int32; 0 for parked rows."""
 
@@ -59,12 +58,25 @@ def run_cycle(
         noise: the sampler's, if it was made ahead.
         parked: rows that stay where they are, (rows,) bool.
     """
-    logits = forward(mx.concatenate([state.last[:, None], drafts], axis=1))
-    chosen = sampler.choose(logits, state.position, drafts=drafts, noise=noise)
+    chosen = verify(state, drafts, forward, sampler, noise=noise)
     accepted = count_accepted(drafts, chosen)
     taken = accepted + 1 if parked is None else mx.where(parked, 0, accepted + 1)
     sampler.commit(chosen, taken)
-    return Cycle(_advanced(state, chosen, accepted, taken), chosen, accepted, taken)
+    return Cycle(_advanced(state, chosen, accepted, taken), chosen, taken)
+
+
+def verify(
+    state: RowState,
+    drafts: mx.array,
+    forward: Callable[[mx.array], mx.array],
+    sampler: RowSampler,
+    *,
+    noise: Noise | None = None,
+) -> mx.array:
+    """The plain choice at every position, (rows, depth + 1) int32; see `run_cycle`."""
+    newest = state.last[:, None]
+    logits = forward(mx.concatenate([newest, drafts], axis=1) if drafts.shape[1] else newest)
+    return sampler.choose(logits, state.position, drafts=drafts, noise=noise)
 
 
 def count_accepted(drafts: mx.array, chosen: mx.array) -> mx.array:
@@ -73,6 +85,26 @@ def count_accepted(drafts: mx.array, chosen: mx.array) -> mx.array:
         return mx.zeros((drafts.shape[0],), mx.int32)
     equal = (drafts == chosen[:, :-1]).astype(mx.int32)
     return mx.cumprod(equal, axis=1).sum(axis=1)
+
+
+def accepted_of(drafts: Sequence[int], chosen: Sequence[int]) -> int:
+    """As `count_accepted`, of one row and on the host."""
+    right = (draft == token for draft, token in zip(drafts, chosen, strict=False))
+    return next((place for place, is_right in enumerate(right) if not is_right), len(drafts))
+
+
+def advanced(state: RowState, chosen: Sequence[Sequence[int]], taken: Sequence[int]) -> RowState:
+    """The state behind a cycle that the host has read, of which each row takes so many tokens; without a history."""
+    last: Any = state.last.tolist()
+    offset: Any = state.offset.tolist()
+    position: Any = state.position.tolist()
+    rows = zip(chosen, taken, last, strict=True)
+    return RowState(
+        mx.array([tokens[count - 1] if count else newest for tokens, count, newest in rows], mx.int32),
+        mx.array([before + count for before, count in zip(offset, taken, strict=True)], mx.int32),
+        mx.array([before + count for before, count in zip(position, taken, strict=True)], mx.int32),
+        state.history,
+    )
 
 
 def empty_state(capacity: int) -> RowState:
@@ -84,7 +116,8 @@ def seated(state: RowState, slot: int, tokens: list[int], prompt_tokens: int) ->
     """The state with a row in `slot`: its last token waits to be fed, all before it are in the cache."""
     capacity = state.history.shape[1]
     history = mx.zeros((1, capacity), mx.int32)
-    history[0, : len(tokens)] = mx.array(tokens, mx.int32)
+    if capacity:
+        history[0, : len(tokens)] = mx.array(tokens, mx.int32)
     fresh = RowState(
         mx.array([tokens[-1]], mx.int32),
         mx.array([len(tokens) - 1], mx.int32),

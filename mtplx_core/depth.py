@@ -7,7 +7,7 @@ here can change an answer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from mtplx_core.cost_table import CostTable
@@ -55,18 +55,16 @@ class Odds:
             else:
                 self.head_further = _blend(self.head_further, trial.accepted > place)
 
-    def expected_tokens(self, depth: int, *, head_depth: int | None = None, has_lookup: bool | None = None) -> float:
-        """Tokens one cycle is expected to commit.
+    def promises(self, depth: int, *, has_lookup: bool | None = None) -> tuple[list[float], list[float]]:
+        """Tokens that 0 to `depth` drafts are expected to add: where lookup finds something, and where it does not.
 
-        Args:
-            depth: drafts, if lookup finds something.
-            head_depth: drafts, if it does not; None: as many.
-            has_lookup: whether it does, where that is known beforehand.
+        Each is weighed with how likely that is, or with 1 and 0 where `has_lookup` is known beforehand.
         """
         found = self.lookup_found if has_lookup is None else float(has_lookup)
-        by_lookup = _chain(self.lookup_right, self.lookup_further, depth)
-        by_head = _chain(self.head_right, self.head_further, depth if head_depth is None else head_depth)
-        return 1.0 + found * by_lookup + (1 - found) * by_head
+        return (
+            _chain(found * self.lookup_right, self.lookup_further, depth),
+            _chain((1 - found) * self.head_right, self.head_further, depth),
+        )
 
     def copy(self) -> Odds:
         return replace(self)
@@ -119,14 +117,14 @@ class AdaptiveDepth:
     _depth: int = 0
     _since_explored: int = 0
     _is_deeper_next: bool = True
-    _gains: list[float] = field(default_factory=list)
 
     def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, is_first: bool = False) -> int:
         if is_first:
             return 0
-        self._gains = [self._best(rows, found, depth).gain for depth in range(self.max_depth + 1)]
-        best = max(range(len(self._gains)), key=self._gains.__getitem__)
-        if self._gains[best] > (_HYSTERESIS if best > self._depth else 1.0) * self._gains[self._depth]:
+        promise = _Promise(rows, found, self.max_depth)
+        gains = [self._best(promise, depth).gain for depth in range(self.max_depth + 1)]
+        best = max(range(len(gains)), key=gains.__getitem__)
+        if gains[best] > (_HYSTERESIS if best > self._depth else 1.0) * gains[self._depth]:
             self._depth = best
         self._since_explored += 1
         if self._since_explored >= EXPLORE_EVERY:
@@ -143,7 +141,7 @@ class AdaptiveDepth:
             self._idle.see(rows, depth, without * change)
 
     def head_depth(self, rows: Sequence[Odds], found: Sequence[bool], depth: int) -> int:
-        return self._best(rows, found, depth).head_depth
+        return self._best(_Promise(rows, found, depth), depth).head_depth
 
     def _neighbour(self) -> int:
         """The cost of a depth that is never tried would stay what the start table says, without drafting in it."""
@@ -156,19 +154,13 @@ class AdaptiveDepth:
     def _idle(self) -> CostTable:
         return self.idle_costs or self.costs
 
-    def _best(self, rows: Sequence[Odds], found: Sequence[bool] | None, depth: int) -> _Way:
+    def _best(self, promise: _Promise, depth: int) -> _Way:
         """The best way to draft so deep. A row that the head drafts for gains little from its later drafts."""
-        if found is None or not any(found):
-            return self._way(rows, found or [None] * len(rows), depth, depth)
-        ways = [self._way(rows, found, depth, head_depth) for head_depth in range(depth, -1, -1)]
-        return max(ways[-1:] if all(found) else ways, key=lambda way: way.gain)
-
-    def _way(self, rows: Sequence[Odds], found: Sequence[bool | None], depth: int, head_depth: int) -> _Way:
-        expected = (
-            odds.expected_tokens(depth, head_depth=head_depth, has_lookup=known)
-            for odds, known in zip(rows, found, strict=True)
+        ways = (
+            _Way(promise.tokens(depth, head_depth) / self._cost(promise.rows, depth, head_depth), head_depth)
+            for head_depth in promise.head_depths(depth)
         )
-        return _Way(sum(expected) / self._cost(len(rows), depth, head_depth), head_depth)
+        return max(ways, key=lambda way: way.gain)
 
     def _cost(self, rows: int, depth: int, head_depth: int) -> float:
         """Every draft of the head costs as much as the next."""
@@ -184,9 +176,41 @@ class _Way(NamedTuple):
     head_depth: int
 
 
-def _chain(first: float, further: float, depth: int) -> float:
-    """Drafts accepted of `depth`, each only if all before it were."""
-    return first * sum(further**place for place in range(depth))
+class _Promise:
+    """What the rows' drafts together are expected to bring, by depth.
+
+    Args:
+        rows: one each.
+        found: where lookup finds something, if that is known.
+        depth: the most drafts asked about.
+    """
+
+    def __init__(self, rows: Sequence[Odds], found: Sequence[bool] | None, depth: int) -> None:
+        self.rows = len(rows)
+        self._found = found
+        known: Sequence[bool | None] = found if found is not None else [None] * len(rows)
+        parts = [odds.promises(depth, has_lookup=has) for odds, has in zip(rows, known, strict=True)]
+        self._by_lookup: list[float] = [sum(column) for column in zip(*(lookup for lookup, _ in parts), strict=True)]
+        self._by_head: list[float] = [sum(column) for column in zip(*(head for _, head in parts), strict=True)]
+
+    def tokens(self, depth: int, head_depth: int) -> float:
+        """Tokens of a cycle of so many drafts, of which the head makes the first `head_depth`."""
+        return self.rows + self._by_lookup[depth] + self._by_head[head_depth]
+
+    def head_depths(self, depth: int) -> Sequence[int]:
+        """How many of the drafts the head might make."""
+        if self._found is None or not any(self._found):
+            return (depth,)
+        return (0,) if all(self._found) else range(depth, -1, -1)
+
+
+def _chain(first: float, further: float, depth: int) -> list[float]:
+    """Drafts accepted of 0 to `depth`, each only if all before it were."""
+    accepted, chance = [0.0], first
+    for _ in range(depth):
+        accepted.append(accepted[-1] + chance)
+        chance *= further
+    return accepted
 
 
 def _blend(known: float, outcome: bool) -> float:

@@ -1,7 +1,7 @@
 """All device state of the running rows: trunk cache, drafters, sampler, and where each row stands.
 
 Builds the graph of one cycle and starts it. It knows slots and bounds but neither requests nor their ends, and never
-waits for the device.
+waits for a cycle: where cycles run in turn, the host tells it what came of one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from mtplx_core.cycle import Cycle, RowState, empty_state, picked, placed, run_cycle, seated
+from mtplx_core.cycle import RowState, advanced, empty_state, picked, placed, run_cycle, seated, verify
 from mtplx_core.drafters import PENDING_LIMIT, HeadDrafter, LiftedPairs, look_up
 from mtplx_core.engine import Geometry, Sampling
 from mtplx_core.heads.base import Head
@@ -42,9 +42,7 @@ class Plan:
     parked: frozenset[int] = frozenset()
     """Slots that take no part."""
     guesses: tuple[tuple[int, ...] | None, ...] | None = None
-    """What lookup finds in each slot, (depth or else 1) tokens; None leaves looking to the device."""
-    is_settled_later: bool = False
-    """The host reads the cycle before it builds the next, and then says what each row took; see `settle`."""
+    """What lookup finds in each slot, `depth` tokens at least, where cycles run in turn; else the device looks."""
     top_logprobs: int | None = None
     """The most any row asks for; None when none asks."""
     is_timed: bool = False
@@ -58,19 +56,33 @@ class Plan:
 class Started(NamedTuple):
     """A cycle on the device."""
 
-    result: mx.array
-    """(rows, depth + 4) int32: tokens, drafts accepted, finite, looked up, lookup right at the first place."""
+    chosen: mx.array
+    """The plain choice at every position, (rows, depth + 1) int32."""
+    drafts: mx.array
+    """(rows, depth) int32"""
+    finite: mx.array
+    """Whether all of a row's logits are, (rows,) bool."""
+    guessed: mx.array | None
+    """The first token that lookup found, -1 where it found nothing, (rows,) int32; None where the host looked."""
     logprobs: LogprobArrays | None
     stages: tuple[Any, ...]
     """What drafting, verifying and choosing end in, for a cycle that is timed stage by stage."""
 
 
-class _Unsettled(NamedTuple):
-    """A cycle of which the host has not said what the rows took."""
+class _Guess(NamedTuple):
+    """What lookup found."""
 
-    taken: mx.array
-    """(rows,) int32"""
-    positions: int
+    tokens: mx.array
+    """(rows, depth or else 1) int32"""
+    found: mx.array
+    """(rows,) bool"""
+
+
+class _Unsettled(NamedTuple):
+    """A cycle in turn of which the host has not said what the rows took."""
+
+    hidden: mx.array
+    chosen: mx.array
 
 
 class LiftedRow(NamedTuple):
@@ -98,15 +110,21 @@ class DeviceBatch:
         trunk: the model.
         geometry: the lane's bounds.
         head: drafts where prompt lookup finds nothing; None leaves it at lookup.
+        overlaps: a cycle is started while another runs, so everything about it stays on the device. Else they run in
+            turn: the host looks drafts up, reads a cycle, and settles it before the next. None: on a GPU.
     """
 
-    def __init__(self, trunk: Trunk, geometry: Geometry, head: Head | None = None) -> None:
+    def __init__(
+        self, trunk: Trunk, geometry: Geometry, head: Head | None = None, *, overlaps: bool | None = None
+    ) -> None:
         self.trunk = trunk
         self.head = head if geometry.depth else None
         self._geometry = geometry
         self._cache = new_trunk_cache(trunk, max_positions=geometry.depth + 1)
         self._drafter = _head_drafter(trunk, self.head, geometry.depth) if self.head is not None else None
-        self._history_tokens = geometry.max_context_tokens + (CYCLES_AHEAD + 1) * (geometry.depth + 1)
+        self.overlaps = mx.default_device() == mx.Device(mx.gpu) if overlaps is None else overlaps
+        longest = geometry.max_context_tokens + (CYCLES_AHEAD + 1) * (geometry.depth + 1)
+        self._history_tokens = longest if self.overlaps else 0
         self._state = empty_state(self._history_tokens)
         self._sampler = RowSampler(vocab_size=trunk.vocab_size)
         self._unsettled: _Unsettled | None = None
@@ -129,7 +147,6 @@ class DeviceBatch:
 
     def seat(self, slot: int, prefill: Prefill) -> None:
         """Take a prefilled row into a slot, its own or the one behind the last."""
-        self.settle()
         self._reserve(max(slot + 1, self.width), prefill.total + 1)
         self._cache.insert(slot, prefill.caches)
         if self._drafter is not None:
@@ -139,7 +156,6 @@ class DeviceBatch:
 
     def lift(self, slot: int, *, longest: int) -> LiftedRow:
         """Copy a row of at most `longest` tokens out, as it stands behind the cycles started; its slot may be left."""
-        self.settle()
         caches = self._cache.lift(slot, longest)
         pairs = None if self._drafter is None else self._drafter.lift(slot, longest)
         row = LiftedRow(longest, caches, picked(self._state, [slot]), *self._sampler.lift(slot), pairs)
@@ -150,7 +166,6 @@ class DeviceBatch:
 
     def put(self, slot: int, row: LiftedRow) -> None:
         """Put a row back into a slot, any free one or the one behind the last."""
-        self.settle()
         self._reserve(max(slot + 1, self.width), row.tokens + 1)
         self._cache.insert(slot, row.caches)
         if self._drafter is not None and row.pairs is not None:
@@ -160,7 +175,6 @@ class DeviceBatch:
 
     def close_holes(self, moves: Sequence[tuple[int, int]], *, width: int) -> None:
         """Follow the seats' moves, (source, target) each, and drop the slots behind `width`."""
-        self.settle()
         order = list(range(self.width))
         for source, target in moves:
             order[target] = source
@@ -181,49 +195,49 @@ class DeviceBatch:
             self._drafter.cache.release()
 
     def start(self, plan: Plan) -> Started:
-        """Start one cycle over all slots; returns at once."""
-        self.settle()
+        """Start one cycle over all slots; returns at once. In turn, `settle` has to follow before anything else."""
         self._reserve(self.width, plan.longest)
         parked = mx.array([slot in plan.parked for slot in range(self.width)]) if plan.parked else None
         before = self._state
         noise = self._sampler.noise(before.position, positions=plan.depth + 1)
-        guess, found = self._look_up(plan)
-        drafts = self._draft(plan, guess, found, parked)
+        guess = self._look_up(plan)
+        drafts = self._draft(plan, guess, parked)
         self._cache.begin(before.offset, plan.depth + 1, longest=plan.longest, parked=parked, lengths=plan.lengths)
         forward = _TrunkForward(self.trunk, self._cache)
-        cycle = run_cycle(before, drafts, forward, self._sampler, noise=noise, parked=parked)
-        self._state = cycle.state
-        if self._drafter is not None:
-            self._drafter.commit(forward.hidden, cycle.chosen, cycle.taken)
-        self._unsettled = _Unsettled(cycle.taken, plan.depth + 1)
-        if plan.depth == 0 and not plan.parked:
-            self.settle([1] * self.width)
-        elif not plan.is_settled_later:
-            self.settle()
+        if self.overlaps:
+            cycle = run_cycle(before, drafts, forward, self._sampler, noise=noise, parked=parked)
+            self._state, chosen = cycle.state, cycle.chosen
+            takes_one = plan.depth == 0 and not plan.parked
+            self._commit(forward.hidden, chosen, cycle.taken, known=[1] * self.width if takes_one else None)
+        else:
+            chosen = verify(before, drafts, forward, self._sampler, noise=noise)
+            self._unsettled = _Unsettled(forward.hidden, chosen)
         finite = mx.isfinite(forward.logits.sum(axis=(1, 2)))
-        result = _result(cycle, finite, found, guess)
+        guessed = mx.where(guess.found, guess.tokens[:, 0], -1) if guess is not None and self.overlaps else None
         logprobs = None
         if plan.top_logprobs is not None:
-            logprobs = logprob_arrays(forward.logits, cycle.chosen, top=plan.top_logprobs)
+            logprobs = logprob_arrays(forward.logits, chosen, top=plan.top_logprobs)
         pending = self._drafter.pending if self._drafter is not None else ()
         states = [layer.arrays for layer in self._cache.recurrent]
-        rest = (result, logprobs, self._state, pending, self._sampler.arrays, states)
+        shown = (chosen, drafts, finite, guessed)
+        rest = (shown, logprobs, self._state, pending, self._sampler.arrays, states)
         if not plan.is_timed:
             mx.async_eval(rest)  # type: ignore[no-untyped-call]  # mlx annotates only in part
-        return Started(result, logprobs, (drafts, forward.logits, rest))
+        return Started(*shown, logprobs, (drafts, forward.logits, rest))
 
-    def settle(self, taken: Sequence[int] | None = None) -> None:
-        """Advance what cannot be advanced before it is known what the rows took of the last cycle.
+    def settle(self, chosen: Sequence[Sequence[int]], taken: Sequence[int]) -> None:
+        """Advance the rows by what the host read of the last cycle in turn.
 
         Args:
-            taken: tokens by slot, 0 for parked ones, where the host knows them; else the device finds out.
+            chosen: its choices by slot.
+            taken: how many of them the row takes, by slot; 0 for parked ones.
         """
-        if self._unsettled is None:
-            return
+        assert self._unsettled is not None
         last, self._unsettled = self._unsettled, None
-        self._cache.commit(last.taken, known=taken)
-        if self._drafter is not None and taken is not None:
-            self._drafter.settle(last.positions, max(taken))
+        counts = mx.array(list(taken), mx.int32)
+        self._state = advanced(self._state, chosen, taken)
+        self._sampler.commit(last.chosen, counts)
+        self._commit(last.hidden, last.chosen, counts, known=taken)
 
     def check(self) -> None:
         """Raise if the caches disagree with their bookkeeping; for tests."""
@@ -231,28 +245,38 @@ class DeviceBatch:
         if self._drafter is not None:
             self._drafter.cache.check()
 
-    def _look_up(self, plan: Plan) -> tuple[mx.array, mx.array]:
-        """Also at depth 0: whether lookup would have been right is what tells when drafting pays again."""
-        depth = max(plan.depth, 1) if self._geometry.depth else 0
-        if plan.guesses is not None and depth:
-            tokens_by_slot = [guess or (0,) * depth for guess in plan.guesses]
-            return mx.array(tokens_by_slot, mx.int32), mx.array([guess is not None for guess in plan.guesses])
-        tokens = min(self._cache.attended_for(plan.longest), self._history_tokens)
-        return look_up(self._state.history[:, :tokens], self._state.offset + 1, depth)
+    def _commit(self, hidden: mx.array, chosen: mx.array, taken: mx.array, *, known: Sequence[int] | None) -> None:
+        """Take the verified positions in: `taken` of each row, which the host may know."""
+        self._cache.commit(taken, known=known)
+        if self._drafter is not None:
+            self._drafter.commit(hidden, chosen, taken, most=chosen.shape[1] if known is None else max(known))
 
-    def _draft(self, plan: Plan, guess: mx.array, found: mx.array, parked: mx.array | None) -> mx.array:
+    def _look_up(self, plan: Plan) -> _Guess | None:
+        """Also at depth 0: whether lookup would have been right is what tells when drafting pays again."""
+        if not self._geometry.depth:
+            return None
+        depth = max(plan.depth, 1)
+        if self.overlaps:
+            tokens = min(self._cache.attended_for(plan.longest), self._history_tokens)
+            return _Guess(*look_up(self._state.history[:, :tokens], self._state.offset + 1, depth))
+        if not plan.depth or plan.guesses is None or not any(plan.guesses):
+            return None
+        tokens_by_slot = [(guess or (0,) * depth)[:depth] for guess in plan.guesses]
+        return _Guess(mx.array(tokens_by_slot, mx.int32), mx.array([guess is not None for guess in plan.guesses]))
+
+    def _draft(self, plan: Plan, guess: _Guess | None, parked: mx.array | None) -> mx.array:
         """(rows, depth) int32"""
+        nothing = mx.zeros((self.width, plan.depth), mx.int32)
+        guesses = nothing if guess is None else guess.tokens[:, : plan.depth]
         if self._drafter is None:
-            return guess[:, : plan.depth]
+            return guesses
         if plan.head_depth == 0:
             self._drafter.feed_if_full(longest=plan.longest, parked=parked)
-            return guess[:, : plan.depth]
+            return guesses
         drafts = self._drafter.draft(self._choose_draft, plan.head_depth, longest=plan.longest, parked=parked)
         if plan.head_depth < plan.depth:
-            nothing = mx.zeros((drafts.shape[0], plan.depth - plan.head_depth), drafts.dtype)
-            drafts = mx.concatenate([drafts, nothing], axis=1)
-        is_lookup_idle = plan.guesses is not None and not any(plan.guesses)
-        return drafts if is_lookup_idle else mx.where(found[:, None], guess, drafts)
+            drafts = mx.concatenate([drafts, nothing[:, plan.head_depth :]], axis=1)
+        return drafts if guess is None else mx.where(guess.found[:, None], guesses, drafts)
 
     def _choose_draft(self, logits: mx.array, drafts: mx.array) -> mx.array:
         assert self.head is not None
@@ -308,9 +332,3 @@ def _head_drafter(trunk: Trunk, head: Head, max_depth: int) -> HeadDrafter:
 def mask_heads(trunk: Trunk) -> int:
     """Heads to lay masks out for: a GPU's fused attention copies one that is shared between heads, in every layer."""
     return trunk.query_heads if mx.default_device() == mx.Device(mx.gpu) else 1
-
-
-def _result(cycle: Cycle, finite: mx.array, found: mx.array, guess: mx.array) -> mx.array:
-    hit = found & (guess[:, :1] == cycle.chosen[:, :1]).any(axis=1)
-    columns = [part.astype(mx.int32)[:, None] for part in (cycle.accepted, finite, found, hit)]
-    return mx.concatenate([cycle.chosen, *columns], axis=1)

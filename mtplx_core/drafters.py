@@ -147,8 +147,11 @@ class HeadDrafter:
             drafts = mx.concatenate([drafts, chosen[:, None]], axis=1)
         return drafts
 
-    def commit(self, hidden: mx.array, chosen: mx.array, taken: mx.array) -> None:
-        """Let the pairs of a verified cycle wait: `hidden` (rows, positions, hidden), the first `taken` of each."""
+    def commit(self, hidden: mx.array, chosen: mx.array, taken: mx.array, *, most: int) -> None:
+        """Let the pairs of a verified cycle wait: `hidden` (rows, positions, hidden), the first `taken` of each.
+
+        `most` is a host-side bound on `taken`.
+        """
         old = self.pending
         steps = mx.arange(chosen.shape[1], dtype=mx.int32)
         at = old.length[:, None] + steps
@@ -158,11 +161,7 @@ class HeadDrafter:
             old.length + taken,
             old.fed,
         )
-        self._waiting += chosen.shape[1]
-
-    def settle(self, positions: int, most: int) -> None:
-        """The last commit was of so many positions, of which no row turned out to take more than `most`."""
-        self._waiting -= positions - most
+        self._waiting += most
 
     def feed_if_full(self, *, longest: int, parked: mx.array | None) -> None:
         """Keep the waiting pairs bounded while nothing is drafted."""

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+from mtplx_core.cycle import accepted_of
 from mtplx_core.device_batch import Started
 from mtplx_core.seats import Seat
 
 _WAITED_SHARE = 0.05
+
+
+class Outcome(NamedTuple):
+    """What a cycle made of one slot."""
+
+    chosen: list[int]
+    """The plain choice at every position."""
+    accepted: int
+    """Drafts that equal it, counted to the first that does not."""
+    is_finite: bool
+    has_lookup: bool
+    """Whether prompt lookup found something."""
+    is_lookup_right: bool
+    """Whether the first token of it was the plain choice."""
 
 
 @dataclass(slots=True, eq=False)
@@ -24,6 +41,22 @@ class Flight:
     """Drafts of the rows in which lookup found nothing."""
     begun_s: float
     """When building it began."""
+    guessed: Sequence[int] | None = None
+    """The first token that lookup found in each slot, or -1, where the host looked."""
+
+    def read(self) -> list[Outcome]:
+        """By slot; waits for the device."""
+        started = self.started
+        chosen: Any = started.chosen.tolist()  # the one wait of a cycle
+        drafts: Any = started.drafts.tolist()
+        finite: Any = started.finite.tolist()
+        guessed: Any = self.guessed if started.guessed is None else started.guessed.tolist()
+        return [
+            Outcome(tokens, accepted_of(drafted, tokens), is_finite, guess >= 0, guess == tokens[0])
+            for tokens, drafted, is_finite, guess in zip(
+                chosen, drafts, finite, guessed or [-1] * len(chosen), strict=True
+            )
+        ]
 
     def took_s(self, asked_s: float, read_s: float, *, last_read_s: float | None) -> float | None:
         """What such a cycle takes; None where this one does not tell, since the device or the host was held up.

@@ -22,8 +22,7 @@ from mtplx_core.device_batch import DeviceBatch, Plan, Started
 from mtplx_core.engine import Geometry, Row, RowCycle, RowEnd, RowTokens, StepResult
 from mtplx_core.errors import EngineDeadError
 from mtplx_core.feeding import Fed, Feeder
-from mtplx_core.flight import Flight
-from mtplx_core.foresight import Recall
+from mtplx_core.flight import Flight, Outcome
 from mtplx_core.heads.base import Head
 from mtplx_core.isolation import inside_mtp_lane
 from mtplx_core.loader import LoadedModel
@@ -86,7 +85,8 @@ class MtpBatchEngine:
         self._options = options or MtpOptions()
         self._trunk = Trunk(loaded.model)
         self._head = head
-        self._device = DeviceBatch(self._trunk, geometry, head)
+        self._device = DeviceBatch(self._trunk, geometry, head, overlaps=self._options.overlaps)
+        self._overlaps = self._device.overlaps
         self._policy = self._options.policy or _default_policy(geometry)
         chunk_tokens = self._options.chunk_tokens or geometry.prefill_chunk_tokens
         self._feeder = Feeder(self._trunk, self._device.head, chunk_tokens=chunk_tokens, ends=loaded.eos_token_ids)
@@ -100,8 +100,6 @@ class MtpBatchEngine:
         """Whether something other than a cycle was given to the device since the last cycle."""
         self._last_read_s = 0.0
         self._is_dead = False
-        overlaps = self._options.overlaps
-        self._overlaps = mx.default_device() == mx.Device(mx.gpu) if overlaps is None else overlaps
 
     @property
     def geometry(self) -> Geometry:
@@ -255,8 +253,8 @@ class MtpBatchEngine:
         if not running:
             return None
         begun_s = self._options.clock()
-        recalls = {} if self._overlaps else {slot: seat.recall() for slot, seat in running}
-        found = [recalls[slot].guess(1) is not None for slot, _ in running] if recalls else None
+        guesses = None if self._overlaps else self._guesses(running)
+        found = None if guesses is None else [guesses[slot] is not None for slot, _ in running]
         fresh = sum(not seat.tokens and not seat.row.is_offline for _, seat in running)
         odds = [seat.odds for _, seat in running]
         depth = self._policy.choose(odds, found, is_first=2 * fresh >= len(running))
@@ -267,9 +265,8 @@ class MtpBatchEngine:
             depth=depth,
             lengths=tuple(lengths.get(slot, 0) for slot in range(self._seats.width)),
             parked=frozenset(range(self._seats.width)) - lengths.keys(),
-            guesses=self._guesses(recalls, depth),
+            guesses=guesses,
             head_depth=head_depth,
-            is_settled_later=not self._overlaps,
             top_logprobs=max(asked, default=None),
             is_timed=self._telemetry.cycles % TIMED_EVERY == TIMED_EVERY - 1,
         )
@@ -278,20 +275,20 @@ class MtpBatchEngine:
         self._was_interrupted = plan.is_timed
         for _, seat in running:
             seat.in_flight.append(depth + 1)
-        return Flight(running, self._seats.width, depth, started, follows, head_depth, begun_s)
+        guessed = None if guesses is None else [guess[0] if guess else -1 for guess in guesses]
+        return Flight(running, self._seats.width, depth, started, follows, head_depth, begun_s, guessed)
 
-    def _guesses(self, recalls: Mapping[int, Recall], depth: int) -> tuple[tuple[int, ...] | None, ...] | None:
-        if not recalls:
-            return None
-        wanted = max(depth, 1)
-        found = {slot: recall.guess(wanted) for slot, recall in recalls.items()}
+    def _guesses(self, running: Sequence[tuple[int, Seat]]) -> tuple[tuple[int, ...] | None, ...]:
+        """What lookup finds in each slot, as many tokens as any cycle drafts."""
+        wanted = max(self._geometry.depth, 1)
+        found = {slot: seat.recall().guess(wanted) for slot, seat in running}
         return tuple(found.get(slot) for slot in range(self._seats.width))
 
     def _start_timed(self, plan: Plan) -> Started:
         """One cycle stage by stage, with a barrier behind each, to see where the time goes."""
         clock = self._options.clock
         if self._flight is not None:
-            mx.eval(self._flight.started.result)
+            mx.eval(self._flight.started.chosen)
         times = [clock()]
         started = self._device.start(plan)
         times.append(clock())
@@ -304,10 +301,10 @@ class MtpBatchEngine:
 
     def _collect(self, flight: Flight) -> tuple[list[RowTokens], list[RowEnd]]:
         asked_s = self._options.clock()
-        values: Any = flight.started.result.tolist()  # the one wait of a cycle
+        outcomes = flight.read()
         self._time(flight, asked_s=asked_s, read_s=self._options.clock())
         if not self._overlaps:
-            self._settle(flight, values)
+            self._settle(flight, outcomes)
         tokens: list[RowTokens] = []
         ends: list[RowEnd] = []
         trials: list[Trial] = []
@@ -315,14 +312,16 @@ class MtpBatchEngine:
             seat.in_flight.pop(0)
             if seat.has_left:
                 continue
-            accepted, is_finite, *lookup = values[slot][flight.depth + 1 :]
-            if not is_finite:
+            outcome = outcomes[slot]
+            if not outcome.is_finite:
                 ends.append(self._leave(seat, "error", NOT_FINITE))
                 continue
-            drafted = flight.depth if lookup[0] else flight.head_depth
-            trials.append(Trial(drafted, min(accepted, drafted), *map(bool, lookup)))
+            drafted = flight.depth if outcome.has_lookup else flight.head_depth
+            accepted = min(outcome.accepted, drafted)
+            trials.append(Trial(drafted, accepted, outcome.has_lookup, outcome.is_lookup_right))
             self._learn(seat, trials[-1])
-            tokens.append(self._commit(seat, flight, slot, values[slot][: accepted + 1], drafted=drafted))
+            fresh = outcome.chosen[: outcome.accepted + 1]
+            tokens.append(self._commit(seat, flight, slot, fresh, drafted=drafted))
             if reason := row_end(seat.row, seat.tokens, eos_token_ids=self._loaded.eos_token_ids):
                 ends.append(self._leave(seat, reason))
         self._telemetry.count_cycle(flight.depth, trials, has_head=self._device.head is not None)
@@ -330,11 +329,10 @@ class MtpBatchEngine:
             mx.clear_cache()
         return tokens, ends
 
-    def _settle(self, flight: Flight, values: Sequence[Sequence[int]]) -> None:
-        taken = [0] * flight.width
-        for slot, _ in flight.seats:
-            taken[slot] = values[slot][flight.depth + 1] + 1
-        self._device.settle(taken)
+    def _settle(self, flight: Flight, outcomes: Sequence[Outcome]) -> None:
+        running = {slot for slot, _ in flight.seats}
+        taken = [outcome.accepted + 1 if slot in running else 0 for slot, outcome in enumerate(outcomes)]
+        self._device.settle([outcome.chosen for outcome in outcomes], taken)
 
     def _commit(self, seat: Seat, flight: Flight, slot: int, tokens: list[int], *, drafted: int) -> RowTokens:
         """Take what was accepted, up to the token that ends the row."""

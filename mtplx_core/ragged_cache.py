@@ -79,11 +79,10 @@ class RaggedLayer:
         return int(self.keys.nbytes + self.values.nbytes)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        window = self._cache.window
-        self.keys = _write(self.keys, keys, window.write)
-        self.values = _write(self.values, values, window.write)
-        rows = keys.shape[0]
-        return self.keys[:rows, :, : window.attended], self.values[:rows, :, : window.attended]
+        self.keys = self._write(self.keys, keys)
+        self.values = self._write(self.values, values)
+        rows, attended = keys.shape[0], self._cache.window.attended
+        return self.keys[:rows, :, :attended], self.values[:rows, :, :attended]
 
     def make_mask(self, positions: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
         return self._cache.window.mask
@@ -91,6 +90,11 @@ class RaggedLayer:
     @property
     def runs(self) -> tuple[Run, ...]:
         return self._cache.window.runs
+
+    @property
+    def masks(self) -> list[mx.array]:
+        """What the rows of each run see."""
+        return self._cache.masks
 
     def is_trimmable(self) -> bool:
         return False
@@ -124,6 +128,14 @@ class RaggedLayer:
 
     def release(self) -> None:
         self.keys, self.values = self.keys[:0, :, :0], self.values[:0, :, :0]
+
+    def _write(self, buffer: mx.array, fresh: mx.array) -> mx.array:
+        rows, heads = fresh.shape[:2]
+        if rows == buffer.shape[0]:
+            return mx.put_along_axis(buffer, self._cache.places(fresh.shape), fresh, axis=2)
+        row = mx.arange(rows, dtype=mx.int32)[:, None, None]
+        buffer[row, mx.arange(heads, dtype=mx.int32)[:, None], self._cache.window.write[..., 0]] = fresh
+        return buffer
 
 
 Layer = RaggedLayer | RecurrentLayer
@@ -161,6 +173,8 @@ class RaggedCache:
         self._sink = max_positions
         self._bucket = bucket
         self._growth = growth
+        self._masks: list[mx.array] | None = None
+        self._places: dict[tuple[int, ...], mx.array] = {}
 
     @property
     def nbytes(self) -> int:
@@ -260,6 +274,21 @@ class RaggedCache:
             mask = mx.contiguous(mx.broadcast_to(mask, (mask.shape[0], self._query_heads, *mask.shape[2:])))
         runs = _runs(lengths or [longest] * int(offset.size), attended)
         self.window = Window(offset, at[:, None, :, None], attended, mask, runs)
+        self._masks, self._places = None, {}
+
+    @property
+    def masks(self) -> list[mx.array]:
+        """The mask of each run, made once for all layers."""
+        if self._masks is None:
+            mask, runs = self.window.mask, self.window.runs
+            self._masks = [mask[run.start : run.stop, :, :, : run.attended] for run in runs]
+        return self._masks
+
+    def places(self, shape: tuple[int, ...]) -> mx.array:
+        """Where keys or values of a shape, (rows, heads, positions, size), are written; made once for all layers."""
+        if shape not in self._places:
+            self._places[shape] = mx.broadcast_to(self.window.write, shape)
+        return self._places[shape]
 
     def commit(self, taken: mx.array, *, known: Sequence[int] | None = None) -> None:
         """Advance the recurrent layers by what each row takes of the last forward; keys and values need no such step.
@@ -338,15 +367,6 @@ def _runs(lengths: Sequence[int], attended: int) -> tuple[Run, ...]:
         else:
             runs.append(Run(row, row + 1, own))
     return tuple(runs)
-
-
-def _write(buffer: mx.array, fresh: mx.array, at: mx.array) -> mx.array:
-    rows, heads = fresh.shape[:2]
-    if rows == buffer.shape[0]:
-        return mx.put_along_axis(buffer, mx.broadcast_to(at, fresh.shape), fresh, axis=2)
-    row = mx.arange(rows, dtype=mx.int32)[:, None, None]
-    buffer[row, mx.arange(heads, dtype=mx.int32)[:, None], at[..., 0]] = fresh
-    return buffer
 
 
 def _grown(buffer: mx.array, slots: int, length: int, keep: int) -> mx.array:

@@ -50,16 +50,18 @@ def attend(
     if not isinstance(cache, RaggedLayer) or sinks is not None:
         whole: mx.array = scaled_dot_product_attention(queries, keys, values, cache, scale, mask, sinks)
         return whole
-    parts = [_attend_run(run, queries, keys, values, scale, mask) for run in cache.runs]
+    parts = [
+        _attend_run(run, queries, keys, values, scale, seen) for run, seen in zip(cache.runs, cache.masks, strict=True)
+    ]
     return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
 
 def _attend_run(
     run: Run, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array
 ) -> mx.array:
-    rows = slice(run.start, run.stop)
-    queries, mask = queries[rows], mask[rows, :, :, : run.attended]
-    keys, values = keys[rows, :, : run.attended], values[rows, :, : run.attended]
+    if run.stop - run.start < queries.shape[0] or run.attended < keys.shape[2]:
+        rows = slice(run.start, run.stop)
+        queries, keys, values = queries[rows], keys[rows, :, : run.attended], values[rows, :, : run.attended]
     count, heads, positions, size = queries.shape
     if positions == 1 or heads == keys.shape[1]:
         return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)

@@ -135,8 +135,13 @@ def test_odds_of_the_head_do_not_move_where_it_did_not_draft() -> None:
     assert row.head_right == 0.5
 
 
-def test_expected_tokens_count_the_chain_of_drafts() -> None:
-    assert odds(right=0.5, further=0.5).expected_tokens(3) == pytest.approx(1 + 0.5 + 0.25 + 0.125)
+def test_promised_tokens_count_the_chain_of_drafts() -> None:
+    row = odds(right=0.5, further=0.5)
+
+    by_lookup, by_head = row.promises(3)
+
+    assert [a + b for a, b in zip(by_lookup, by_head, strict=True)] == pytest.approx([0, 0.5, 0.75, 0.875])
+    assert row.promises(3, has_lookup=True)[1] == [0.0] * 4
 
 
 def test_policy_drafts_deep_where_lookup_is_right_and_not_at_all_where_the_head_is_wrong() -> None:

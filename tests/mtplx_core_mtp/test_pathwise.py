@@ -7,8 +7,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from mtplx_core.cycle import run_cycle
+from mtplx_core.cycle import RowState, accepted_of, advanced, run_cycle, verify
+from mtplx_core.row_sampling import RowSampler
 from tests.mtplx_core_mtp.tables import Tables, Tokens, plain_tokens, random_tables, restarted
 
 TOKENS = 8
@@ -25,8 +27,28 @@ def random_drafts(rng: np.random.Generator, plain: Tokens, positions: Tokens, *,
     return np.where(rng.random(random.shape) < 0.5, right, random).astype(np.int32)
 
 
+def cycle_on_device(
+    tables: Tables, state: RowState, sampler: RowSampler, drafts: Tokens, parked: NDArray[np.bool_]
+) -> tuple[RowState, Any, Any]:
+    """Behind it the state, what was chosen, and how much of it each row takes."""
+    cycle = run_cycle(state, mx.array(drafts), tables.forward, sampler, parked=mx.array(parked))
+    return cycle.state, cycle.chosen.tolist(), cycle.taken.tolist()
+
+
+def cycle_in_turn(
+    tables: Tables, state: RowState, sampler: RowSampler, drafts: Tokens, parked: NDArray[np.bool_]
+) -> tuple[RowState, Any, Any]:
+    """The same, read before the rows advance."""
+    chosen = verify(state, mx.array(drafts), tables.forward, sampler)
+    tokens: Any = chosen.tolist()
+    rows = zip(drafts.tolist(), tokens, parked, strict=True)
+    taken = [0 if is_parked else accepted_of(drafted, fresh) + 1 for drafted, fresh, is_parked in rows]
+    sampler.commit(chosen, mx.array(taken, mx.int32))
+    return advanced(state, tokens, taken), tokens, taken
+
+
 def decode(rng: np.random.Generator, tables: Tables, plain: Tokens) -> list[list[int]]:
-    """Decode by cycles of random depth, with rows parked and all taken over at random, until every row is full."""
+    """Cycles of either kind and random depth, rows parked and all taken over at random, until every row is full."""
     committed: list[list[int]] = [[] for _ in tables.rows]
     capacity = 4 + TOKENS + 2 * (MAX_DEPTH + 1)
     state, sampler = restarted(tables, committed, capacity=capacity)
@@ -38,10 +60,8 @@ def decode(rng: np.random.Generator, tables: Tables, plain: Tokens) -> list[list
         positions = np.array([len(tokens) for tokens in committed], np.int32)
         parked = (positions >= TOKENS) | (rng.random(len(positions)) < 0.1)
         drafts = random_drafts(rng, plain, positions, depth=depth, vocab=tables.vocab_size)
-        cycle = run_cycle(state, mx.array(drafts), tables.forward, sampler, parked=mx.array(parked))
-        state = cycle.state
-        chosen: Any = cycle.chosen.tolist()
-        taken: Any = cycle.taken.tolist()
+        cycle = cycle_in_turn if rng.random() < 0.5 else cycle_on_device
+        state, chosen, taken = cycle(tables, state, sampler, drafts, parked)
         for tokens, fresh, count in zip(committed, chosen, taken, strict=True):
             tokens += fresh[:count]
     return [tokens[:TOKENS] for tokens in committed]
