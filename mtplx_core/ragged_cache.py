@@ -91,10 +91,9 @@ class RaggedLayer:
     def runs(self) -> tuple[Run, ...]:
         return self._cache.window.runs
 
-    @property
-    def masks(self) -> list[mx.array]:
-        """What the rows of each run see."""
-        return self._cache.masks
+    def by_run(self, mask: mx.array) -> list[mx.array]:
+        """A mask over all rows, cut to what the rows of each run see."""
+        return self._cache.by_run(mask)
 
     def is_trimmable(self) -> bool:
         return False
@@ -173,7 +172,7 @@ class RaggedCache:
         self._sink = max_positions
         self._bucket = bucket
         self._growth = growth
-        self._masks: list[mx.array] | None = None
+        self._cut: tuple[mx.array, list[mx.array]] | None = None
         self._places: dict[tuple[int, ...], mx.array] = {}
 
     @property
@@ -274,15 +273,13 @@ class RaggedCache:
             mask = mx.contiguous(mx.broadcast_to(mask, (mask.shape[0], self._query_heads, *mask.shape[2:])))
         runs = _runs(lengths or [longest] * int(offset.size), attended)
         self.window = Window(offset, at[:, None, :, None], attended, mask, runs)
-        self._masks, self._places = None, {}
+        self._cut, self._places = None, {}
 
-    @property
-    def masks(self) -> list[mx.array]:
-        """The mask of each run, made once for all layers."""
-        if self._masks is None:
-            mask, runs = self.window.mask, self.window.runs
-            self._masks = [mask[run.start : run.stop, :, :, : run.attended] for run in runs]
-        return self._masks
+    def by_run(self, mask: mx.array) -> list[mx.array]:
+        """A mask cut into runs, once for all layers that bring the same one."""
+        if self._cut is None or self._cut[0] is not mask:
+            self._cut = mask, [mask[run.start : run.stop, :, :, : run.attended] for run in self.window.runs]
+        return self._cut[1]
 
     def places(self, shape: tuple[int, ...]) -> mx.array:
         """Where keys or values of a shape, (rows, heads, positions, size), are written; made once for all layers."""

@@ -51,7 +51,8 @@ def attend(
         whole: mx.array = scaled_dot_product_attention(queries, keys, values, cache, scale, mask, sinks)
         return whole
     parts = [
-        _attend_run(run, queries, keys, values, scale, seen) for run, seen in zip(cache.runs, cache.masks, strict=True)
+        _attend_run(run, queries, keys, values, scale, seen)
+        for run, seen in zip(cache.runs, cache.by_run(mask), strict=True)
     ]
     return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 

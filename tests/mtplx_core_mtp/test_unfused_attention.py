@@ -47,6 +47,20 @@ def test_attention_gives_what_mlx_gives(trunk: Trunk, positions: int) -> None:
     assert mx.allclose(ours, theirs, atol=1e-5)
 
 
+def test_attention_obeys_the_mask_it_is_given_whatever_other_layers_brought(trunk: Trunk) -> None:
+    layer = begun(trunk, 1).attention[0]
+    queries = mx.random.normal((len(LENGTHS), 4, 1, 16), key=mx.random.key(9))
+    mask = layer.make_mask(1)
+    narrower = mask & (mx.arange(mask.shape[-1]) > 0)
+    keys, values = (array[:, :, : mask.shape[-1]] for array in layer.arrays)
+
+    for given in (mask, narrower, mask):
+        ours = attend(queries, keys, values, cache=layer, scale=0.25, mask=given)
+
+        theirs = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=0.25, mask=given)
+        assert mx.allclose(ours, theirs, atol=1e-5)
+
+
 def test_rows_are_run_together_where_neighbours_round_up_to_one_length(trunk: Trunk) -> None:
     layer = begun(trunk, 1).attention[0]
 
