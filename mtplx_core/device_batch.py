@@ -252,7 +252,10 @@ class DeviceBatch:
             self._drafter.commit(hidden, chosen, taken, most=chosen.shape[1] if known is None else max(known))
 
     def _look_up(self, plan: Plan) -> _Guess | None:
-        """Also at depth 0: whether lookup would have been right is what tells when drafting pays again."""
+        """None where nothing can be drafted from it.
+
+        The device looks at depth 0 too: whether lookup would have been right is what tells when drafting pays again.
+        """
         if not self._geometry.depth:
             return None
         depth = max(plan.depth, 1)

@@ -86,7 +86,6 @@ class MtpBatchEngine:
         self._trunk = Trunk(loaded.model)
         self._head = head
         self._device = DeviceBatch(self._trunk, geometry, head, overlaps=self._options.overlaps)
-        self._overlaps = self._device.overlaps
         self._policy = self._options.policy or _default_policy(geometry)
         chunk_tokens = self._options.chunk_tokens or geometry.prefill_chunk_tokens
         self._feeder = Feeder(self._trunk, self._device.head, chunk_tokens=chunk_tokens, ends=loaded.eos_token_ids)
@@ -186,8 +185,8 @@ class MtpBatchEngine:
         self._close_holes()
         fed = self._feed_prefill()
         self._seat_prefilled()
-        self._flight = self._start_cycle(follows=before is not None or not self._overlaps)
-        if not self._overlaps:
+        self._flight = self._start_cycle(follows=before is not None or not self._device.overlaps)
+        if not self._device.overlaps:
             before, self._flight = self._flight, None
         if before is not None:
             tokens, ends = self._collect(before)
@@ -253,7 +252,7 @@ class MtpBatchEngine:
         if not running:
             return None
         begun_s = self._options.clock()
-        guesses = None if self._overlaps else self._guesses(running)
+        guesses = None if self._device.overlaps else self._guesses(running)
         found = None if guesses is None else [guesses[slot] is not None for slot, _ in running]
         fresh = sum(not seat.tokens and not seat.row.is_offline for _, seat in running)
         odds = [seat.odds for _, seat in running]
@@ -303,7 +302,7 @@ class MtpBatchEngine:
         asked_s = self._options.clock()
         outcomes = flight.read()
         self._time(flight, asked_s=asked_s, read_s=self._options.clock())
-        if not self._overlaps:
+        if not self._device.overlaps:
             self._settle(flight, outcomes)
         tokens: list[RowTokens] = []
         ends: list[RowEnd] = []
@@ -359,7 +358,7 @@ class MtpBatchEngine:
         return RowEnd(seat.row.row_id, reason, message, seat.stats)  # type: ignore[arg-type]
 
     def _time(self, flight: Flight, *, asked_s: float, read_s: float) -> None:
-        took_s = flight.took_s(asked_s, read_s, last_read_s=self._last_read_s if self._overlaps else None)
+        took_s = flight.took_s(asked_s, read_s, last_read_s=self._last_read_s if self._device.overlaps else None)
         self._last_read_s = read_s
         if took_s is not None:
             self._telemetry.time_cycle(flight.width, flight.depth, took_s)
