@@ -2,9 +2,9 @@
 
 A recurrent state cannot be rewound. So a forward leaves a slot's convolution window and state as they were and keeps
 what it fed to the update; once it is known how many tokens a row takes, that many are applied, by mlx-lm's own masked
-update. Where no kernel does all positions at once, mlx-lm updates position by position anyway; then the states in
-between are kept, and one of them is picked. Owns listening to mlx-lm's layers and the state by slot; how many are taken
-is decided elsewhere.
+update. Where mlx-lm has no kernel and would go position by position, the same rule is computed as products of matrices,
+and what every position wrote is kept instead. Owns listening to mlx-lm's layers and the state by slot; how many are
+taken is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from mlx_lm.models import qwen3_5, qwen3_next
 from mlx_lm.models.cache import ArraysCache
 from mlx_lm.models.gated_delta import gated_delta_update
 
+from mtplx_core.delta_rule import Written, delta_rule
 from mtplx_core.rebinding import rebound
 
 LAYER_KINDS = (qwen3_5.GatedDeltaNet, qwen3_next.Qwen3NextGatedDeltaNet)
 """The layers whose insides are known here: one convolution, one call of `gated_delta_update`, a cache of two arrays."""
 _ARGUMENTS = tuple(signature(gated_delta_update).parameters)
-_BY_POSITION = ("q", "k", "v", "a", "b")
-"""Its arguments of (rows, positions, ...)."""
+_OF_THE_RULE = frozenset(signature(delta_rule).parameters) - {"state"}
+"""Those that `delta_rule` knows; mlx-lm's kernel switch is beside them."""
 
 
 class RecurrentShape(NamedTuple):
@@ -50,10 +51,6 @@ class Forward(Protocol):
     def rows(self) -> int:
         """It runs over the first so many slots."""
 
-    @property
-    def max_positions(self) -> int:
-        """It feeds no more than so many."""
-
 
 class Update(NamedTuple):
     """One call of mlx-lm's update: all it was given but state and mask."""
@@ -64,15 +61,27 @@ class Update(NamedTuple):
     def positions(self) -> int:
         return int(self.arguments["q"].shape[1])
 
-    def at(self, position: int) -> Update:
-        """The same over one position."""
-        one = {name: self.arguments[name][:, position : position + 1] for name in _BY_POSITION}
-        return Update({**self.arguments, **one})
-
     def __call__(self, state: mx.array | None, mask: mx.array | None) -> tuple[mx.array, mx.array]:
         """Outputs at all positions, and the state behind the last one the mask lets through."""
         outputs: tuple[mx.array, mx.array] = gated_delta_update(**self.arguments, state=state, mask=mask)
         return outputs
+
+    def by_products(self, state: mx.array) -> tuple[mx.array, Written]:
+        """Outputs at all positions, and what the positions wrote.
+
+        Raises:
+            TypeError: the update was given something that changes the rule.
+        """
+        given = {name: value for name, value in self.arguments.items() if name != "use_kernel"}
+        if given.keys() != _OF_THE_RULE:
+            raise TypeError(f"mlx-lm's layer gives its update {sorted(given.keys() ^ _OF_THE_RULE)} otherwise")
+        outputs, written = delta_rule(**given, state=state)
+        return outputs.astype(given["q"].dtype), written
+
+    def behind(self, state: mx.array, taken: mx.array) -> mx.array:
+        """The state behind the first `taken` (rows,) positions."""
+        _, after = self(state, mx.arange(self.positions, dtype=taken.dtype) < taken[:, None])
+        return after
 
 
 class RecurrentLayer:
@@ -85,17 +94,16 @@ class RecurrentLayer:
     left_padding: mx.array | None = None
     """Both None: no row is ever padded, and without a mask the faster kernels are taken."""
 
-    def __init__(self, forward: Forward, shape: RecurrentShape, *, keeps_steps: bool | None = None) -> None:
+    def __init__(self, forward: Forward, shape: RecurrentShape, *, has_kernel: bool | None = None) -> None:
         self.shape = shape
         self._forward = forward
         self.window = mx.zeros((0, *shape.window), shape.window_dtype)
         self.state = mx.zeros((0, *shape.state), shape.state_dtype)
         self._after: list[mx.array] = [self.window, self.state]
         self._conv_input: mx.array | None = None
-        self._update: Update | None = None
-        self._keeps_steps = mx.default_device() != mx.Device(mx.gpu) if keeps_steps is None else keeps_steps
-        self._steps: list[mx.array] = []
-        """States behind each position of the last forward, where they are kept."""
+        self._fed: Update | Written | None = None
+        self._has_kernel = mx.default_device() == mx.Device(mx.gpu) if has_kernel is None else has_kernel
+        """Whether mlx-lm's update does all positions in one go."""
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -107,7 +115,7 @@ class RecurrentLayer:
 
     def bytes_for(self, positions: int) -> int:
         """Memory of one slot, whatever its length: what was before a cycle and what is after live side by side."""
-        return (1 + (self._forward.max_positions if self._keeps_steps else 1)) * self.shape.row_bytes
+        return 2 * self.shape.row_bytes
 
     def __getitem__(self, index: int) -> mx.array:
         rows, array = self._forward.rows, self.arrays[index]
@@ -128,15 +136,11 @@ class RecurrentLayer:
 
     def hear_update(self, update: Update, state: mx.array | None, mask: mx.array | None) -> tuple[mx.array, mx.array]:
         """Take in what is fed to the update, and do it."""
-        self._update, self._steps = update, []
-        if not self._keeps_steps or update.positions == 1 or mask is not None:
+        if self._has_kernel or state is None or mask is not None:
+            self._fed = update
             return update(state, mask)
-        outputs = []
-        for position in range(update.positions):
-            output, state = update.at(position)(state, None)
-            outputs.append(output)
-            self._steps.append(state)
-        return mx.concatenate(outputs, axis=1), self._steps[-1]
+        outputs, self._fed = update.by_products(state)
+        return outputs, self._fed.behind(state)
 
     def commit(self, taken: mx.array, *, known: Sequence[int] | None = None) -> None:
         """Apply the first `taken` (rows,) positions of the last forward.
@@ -146,21 +150,18 @@ class RecurrentLayer:
             known: the same where the host knows it. Where all rows take all positions, what the forward itself ended
                 in is right.
         """
-        if self._update is None or self._conv_input is None:
+        if self._fed is None or self._conv_input is None:
             raise ValueError("nothing was heard of the last forward")
-        positions = self._update.positions
+        positions = self._fed.positions
         if known is not None and min(known) == positions:
             window, state = self._after
-        elif self._steps:
-            window = _window(self._conv_input, taken, self.shape.window[0])
-            state = _picked([self[1], *self._steps], taken, known)
         elif positions == 1:
             window, state = (
                 mx.where(_like(taken > 0, after), after, self[index]) for index, after in enumerate(self._after)
             )
         else:
             window = _window(self._conv_input, taken, self.shape.window[0])
-            _, state = self._update(self[1], mx.arange(positions, dtype=taken.dtype) < taken[:, None])
+            state = self._fed.behind(self[1], taken)
         self.window, self.state = _with_first(self.window, window), _with_first(self.state, state)
         self._forget()
 
@@ -195,8 +196,7 @@ class RecurrentLayer:
     def _forget(self) -> None:
         """What was heard holds the arrays of a whole forward."""
         self._after = self.arrays
-        self._conv_input = self._update = None
-        self._steps = []
+        self._conv_input = self._fed = None
 
 
 def recurrent_shape(filled: Any) -> RecurrentShape:
@@ -267,16 +267,6 @@ def _window(conv_input: mx.array, taken: mx.array, length: int) -> mx.array:
     """The inputs before the first position not taken, (rows, length, channels)."""
     at = taken[:, None] + mx.arange(length, dtype=taken.dtype)
     return mx.take_along_axis(conv_input, at[:, :, None], axis=1)
-
-
-def _picked(steps: Sequence[mx.array], taken: mx.array, known: Sequence[int] | None) -> mx.array:
-    """Of each row the state behind what it takes; `steps` begins with the states before."""
-    if known is not None:
-        return mx.concatenate([steps[count][row : row + 1] for row, count in enumerate(known)])
-    state, *rest = steps
-    for count, after in enumerate(rest):
-        state = mx.where(_like(taken > count, after), after, state)
-    return state
 
 
 def _like(rows: mx.array, array: mx.array) -> mx.array:

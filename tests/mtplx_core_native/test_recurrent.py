@@ -15,7 +15,7 @@ from mlx_lm.models.cache import ArraysCache
 
 from mtplx_core.ragged_cache import RaggedCache, layer_shapes
 from mtplx_core.rebinding import rebound
-from mtplx_core.recurrent import RecurrentLayer, listen_to, recurrent_shape
+from mtplx_core.recurrent import RecurrentLayer, Update, listen_to, recurrent_shape
 from tests.mtplx_core_native.layouts import ATTENTION, DENSE, GATED_DELTA, NEXT, SIZE, randomise
 
 ROWS, MOST = 3, 4
@@ -45,13 +45,13 @@ def gated_delta_net(kind: str) -> Any:
     return layer
 
 
-def rig_of(kind: str = "qwen3_5", *, rows: int = ROWS, keeps_steps: bool = True) -> Rig:
+def rig_of(kind: str = "qwen3_5", *, rows: int = ROWS, has_kernel: bool = False) -> Rig:
     layer = gated_delta_net(kind)
     probe: Any = ArraysCache(size=2)
     layer(mx.zeros((1, 1, SIZE)), None, probe)
     listen_to([SimpleNamespace(linear_attn=layer)])
     batch = RaggedCache(layer_shapes([probe]), max_positions=MOST)
-    batch.layers = [RecurrentLayer(batch, recurrent_shape(probe), keeps_steps=keeps_steps)]
+    batch.layers = [RecurrentLayer(batch, recurrent_shape(probe), has_kernel=has_kernel)]
     batch.reserve(rows, 32)
     return Rig(layer, batch, [fresh() for _ in range(rows)])
 
@@ -108,11 +108,11 @@ STEPS = st.lists(
 
 @pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_next"])
 @settings(max_examples=12, deadline=None)
-@given(steps=STEPS, seed=st.integers(0, 2**32 - 1), keeps_steps=st.booleans())
+@given(steps=STEPS, seed=st.integers(0, 2**32 - 1), has_kernel=st.booleans())
 def test_state_is_that_of_the_accepted_tokens_alone(
-    kind: str, steps: list[tuple[list[int], int, bool]], seed: int, keeps_steps: bool
+    kind: str, steps: list[tuple[list[int], int, bool]], seed: int, has_kernel: bool
 ) -> None:
-    rig, rng = rig_of(kind, keeps_steps=keeps_steps), np.random.default_rng(seed)
+    rig, rng = rig_of(kind, has_kernel=has_kernel), np.random.default_rng(seed)
 
     for accepted, positions, is_known in steps:
         cycle(rig, rng, accepted, positions, is_known=is_known)
@@ -121,11 +121,11 @@ def test_state_is_that_of_the_accepted_tokens_alone(
 
 
 @settings(max_examples=12, deadline=None)
-@given(steps=STEPS, seed=st.integers(0, 2**32 - 1), keeps_steps=st.booleans())
+@given(steps=STEPS, seed=st.integers(0, 2**32 - 1), has_kernel=st.booleans())
 def test_convolution_looks_back_on_the_accepted_tokens_alone(
-    steps: list[tuple[list[int], int, bool]], seed: int, keeps_steps: bool
+    steps: list[tuple[list[int], int, bool]], seed: int, has_kernel: bool
 ) -> None:
-    rig, rng = rig_of(keeps_steps=keeps_steps), np.random.default_rng(seed)
+    rig, rng = rig_of(has_kernel=has_kernel), np.random.default_rng(seed)
 
     for accepted, positions, is_known in steps:
         cycle(rig, rng, accepted, positions, is_known=is_known)
@@ -133,9 +133,9 @@ def test_convolution_looks_back_on_the_accepted_tokens_alone(
     assert max(window_error(rig, row) for row in range(ROWS)) < 1e-5
 
 
-@pytest.mark.parametrize("keeps_steps", [True, False])
-def test_state_does_not_drift_while_rows_join_leave_and_accept_as_they_like(keeps_steps: bool) -> None:
-    rig, rng = rig_of(keeps_steps=keeps_steps), np.random.default_rng(5)
+@pytest.mark.parametrize("has_kernel", [True, False])
+def test_state_does_not_drift_while_rows_join_leave_and_accept_as_they_like(has_kernel: bool) -> None:
+    rig, rng = rig_of(has_kernel=has_kernel), np.random.default_rng(5)
 
     for count in range(200):
         positions = int(rng.integers(1, MOST + 1))
@@ -166,9 +166,9 @@ def test_forward_without_a_commit_leaves_a_row_as_it_was() -> None:
     assert all(mx.array_equal(*pair) for pair in zip(before, rig.recurrent.arrays, strict=True))
 
 
-@pytest.mark.parametrize("keeps_steps", [True, False])
-def test_forward_that_was_never_committed_leaves_nothing_to_the_next(keeps_steps: bool) -> None:
-    rig, rng = rig_of(keeps_steps=keeps_steps), np.random.default_rng(0)
+@pytest.mark.parametrize("has_kernel", [True, False])
+def test_forward_that_was_never_committed_leaves_nothing_to_the_next(has_kernel: bool) -> None:
+    rig, rng = rig_of(has_kernel=has_kernel), np.random.default_rng(0)
     rig.batch.begin(mx.zeros((ROWS,), mx.int32), 2, longest=32)
     rig.layer(inputs(rng, ROWS, 2), None, rig.recurrent)
 
@@ -194,7 +194,7 @@ def test_rows_that_are_known_to_take_all_get_what_the_forward_ended_in() -> None
 
 @pytest.mark.parametrize("taken", [(4, 4, 4), (1, 4, 3), (0, 4, 2)], ids=str)
 @pytest.mark.parametrize("is_known", [True, False])
-def test_commit_computes_nothing_again_where_every_step_is_kept(
+def test_commit_asks_mlx_lm_for_nothing_where_what_was_written_is_kept(
     monkeypatch: pytest.MonkeyPatch, taken: tuple[int, ...], is_known: bool
 ) -> None:
     rig, rng = rig_of(), np.random.default_rng(0)
@@ -205,15 +205,6 @@ def test_commit_computes_nothing_again_where_every_step_is_kept(
     rig.batch.commit(mx.array(taken, mx.int32), known=taken if is_known else None)
 
     assert rig.recurrent.state.shape[0] == ROWS
-
-
-def test_every_step_that_is_kept_is_counted_in_a_rows_memory() -> None:
-    rig = rig_of()
-    shape = rig.recurrent.shape
-
-    kept, applied = (RecurrentLayer(rig.batch, shape, keeps_steps=keeps).bytes_for(7) for keeps in (True, False))
-
-    assert (kept, applied) == ((1 + MOST) * shape.row_bytes, 2 * shape.row_bytes)
 
 
 def test_fewer_rows_than_slots_leave_the_others_alone() -> None:
@@ -264,6 +255,14 @@ def test_commit_without_a_forward_is_refused() -> None:
         rig.batch.commit(mx.array([1, 1, 1], mx.int32))
 
 
+def test_update_that_was_given_something_new_is_refused() -> None:
+    rig = rig_of()
+    arguments = dict.fromkeys(("q", "k", "v", "a", "b", "A_log", "dt_bias"), mx.zeros((1, 1)))
+
+    with pytest.raises(TypeError, match="lower_bound"):
+        rig.recurrent.hear_update(Update({**arguments, "lower_bound": -5.0}), mx.zeros((1, 1)), None)
+
+
 def test_listening_changes_nothing_for_other_caches() -> None:
     quiet, heard = gated_delta_net("qwen3_5"), gated_delta_net("qwen3_5")
     listen_to([SimpleNamespace(linear_attn=heard), SimpleNamespace(linear_attn=heard), SimpleNamespace(self_attn=None)])
@@ -283,7 +282,7 @@ def test_layer_that_no_longer_calls_the_update_is_refused() -> None:
 
 
 def test_row_bytes_count_the_state_before_and_after_a_cycle() -> None:
-    rig = rig_of(keeps_steps=False)
+    rig = rig_of()
     window, state = 3 * 512 * 4, 2 * 128 * 128 * 4
 
     assert rig.batch.row_bytes(10) == rig.batch.row_bytes(10_000) == 2 * (window + state)
