@@ -5,14 +5,15 @@ Imports no MLX and reads no clock; times are given to it, in any unit as long as
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 _WEIGHT = 0.1
-"""Of a new sighting against what was known."""
+"""Of a new sighting against what was known; the first ones weigh more."""
 _OUTLIER = 2.0
 """Sightings beyond this multiple are pauses of the machine, not the price of a cycle."""
-_FIRST_OUTLIER = 1.3
-"""The same for the first sighting, against what the others make expect."""
+_EARLY_OUTLIER = 1.3
+"""The same while few were seen: a depth that looks dear is not tried again for long."""
 
 
 class CostTable:
@@ -25,6 +26,7 @@ class CostTable:
     def __init__(self, measured: Mapping[tuple[int, int], float]) -> None:
         self._seed = dict(measured)
         self._seen: dict[tuple[int, int], float] = {}
+        self._counts: Counter[tuple[int, int]] = Counter()
         self._starts: dict[tuple[int, int], float] = {}
         """What was interpolated from the seed."""
 
@@ -35,17 +37,18 @@ class CostTable:
     def cost(self, rows: int, depth: int) -> float:
         """What a cycle is expected to take; unseen ones are scaled as the seen ones differ from the start table."""
         seen = self._seen.get((rows, depth))
-        return seen if seen is not None else self._start(rows, depth) * self._scale(rows)
+        return seen if seen is not None else self._start(rows, depth) * self._scale(rows, depth)
 
     def see(self, rows: int, depth: int, cost: float) -> None:
         """Take a sighting into account."""
-        known = self._seen.get((rows, depth))
-        if known is None:
-            # The first may be the outlier, and a depth that looks dear is not tried again for long.
-            expected = self.cost(rows, depth) if self._seen else cost
-            self._seen[rows, depth] = min(cost, _FIRST_OUTLIER * expected)
+        key, known = (rows, depth), self.cost(rows, depth)
+        self._counts[key] += 1
+        if not self._seen:
+            self._seen[key] = cost
             return
-        self._seen[rows, depth] = known + _WEIGHT * (min(cost, _OUTLIER * known) - known)
+        weight = max(_WEIGHT, 1 / self._counts[key])
+        most = _OUTLIER if weight == _WEIGHT else _EARLY_OUTLIER
+        self._seen[key] = known + weight * (min(cost, most * known) - known)
 
     def entries(self) -> dict[tuple[int, int], float]:
         return {**self._seed, **self._seen}
@@ -66,13 +69,12 @@ class CostTable:
             by_positions[positions] = min(cost, by_positions.get(positions, cost))
         return _along(sorted(by_positions.items()), rows * (depth + 1))
 
-    def _scale(self, rows: int) -> float:
-        """How this machine now compares with the start table, by the sightings at the nearest width."""
+    def _scale(self, rows: int, depth: int) -> float:
+        """How this machine now compares with the start table, by the nearest width and then depth that was seen."""
         if not self._seen:
             return 1.0
-        nearest = min(abs(width - rows) for width, _ in self._seen)
-        near = [key for key in self._seen if abs(key[0] - rows) == nearest]
-        return sum(self._seen[key] / self._start(*key) for key in near) / len(near)
+        key = min(self._seen, key=lambda key: (abs(key[0] - rows), abs(key[1] - depth), key))
+        return self._seen[key] / self._start(*key)
 
 
 def _along(points: Sequence[tuple[int, float]], at: int) -> float:
@@ -88,3 +90,8 @@ def assumed_costs(*, rows: int, depth: int) -> CostTable:
     """A table for a machine nobody has measured: every position past the first adds a twentieth of a plain step."""
     widths = sorted({1, rows})
     return CostTable({(w, d): 1.0 + 0.05 * (w * (d + 1) - 1) for w in widths for d in range(depth + 1)})
+
+
+def assumed_draft_shares() -> CostTable:
+    """What a draft of the head costs in plain steps, where nobody has measured it."""
+    return CostTable({(1, 0): 0.05})

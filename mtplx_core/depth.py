@@ -1,4 +1,4 @@
-"""How deep to draft: per cycle, the depth at which the rows' expected tokens per cost are most.
+"""How deep to draft, and from what: per cycle, the way at which the rows' expected tokens per cost are most.
 
 Pure bookkeeping over acceptance and costs; it imports no MLX. Since the cycle is exact at every depth, nothing decided
 here can change an answer.
@@ -6,18 +6,25 @@ here can change an answer.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from mtplx_core.cost_table import CostTable
 
-EXPLORE_EVERY = 128
-"""Cycles between two that are spent on a neighbouring depth, deeper and shallower in turn; under a hundredth."""
+EXPLORE_EVERY = 256
+"""Cycles in which `EXPLORE_CYCLES` are spent on a neighbouring depth, deeper and shallower in turn."""
+EXPLORE_CYCLES = 2
+"""In a row, since the first of a kind tells nothing."""
+_STEP_CYCLES = 3
+"""Before the first cycles go one deeper."""
 _HYSTERESIS = 1.03
 """What a deeper cycle must promise. A shallower one need not: where both seem to pay the same, drafts are a risk."""
 _WEIGHT = 0.06
 """Of the newest trial; a row's acceptance is remembered over some sixteen trials."""
+_PRIOR_TRIALS = 3
+"""What is expected beforehand weighs as much as so many."""
 
 
 class Trial(NamedTuple):
@@ -26,9 +33,11 @@ class Trial(NamedTuple):
     depth: int
     accepted: int
     has_lookup: bool
-    """Whether prompt lookup found something; else the head drafted, or nobody."""
+    """Whether prompt lookup found something."""
     is_lookup_right: bool
     """Whether what it found was the token chosen; known at depth 0 too."""
+    is_by_lookup: bool
+    """Whether that was drafted; else the head drafted, or nobody."""
 
 
 @dataclass(slots=True)
@@ -41,52 +50,63 @@ class Odds:
     """At a later place, all before it accepted."""
     head_right: float = 0.0
     """At the first place, where lookup found nothing."""
+    head_instead: float = 0.0
+    """At the first place, where lookup found something."""
     head_further: float = 0.35
 
+    trials: dict[str, int] = field(default_factory=dict)
+    """How many each of these was learned from."""
+
     def learn(self, trial: Trial) -> None:
-        self.lookup_found = _blend(self.lookup_found, trial.has_lookup)
+        self._move("lookup_found", trial.has_lookup)
         if trial.has_lookup:
-            self.lookup_right = _blend(self.lookup_right, trial.is_lookup_right)
-        elif trial.depth:
-            self.head_right = _blend(self.head_right, trial.accepted > 0)
+            self._move("lookup_right", trial.is_lookup_right)
+        if trial.depth and not trial.is_by_lookup:
+            self._move("head_instead" if trial.has_lookup else "head_right", trial.accepted > 0)
         for place in range(1, min(trial.depth, trial.accepted + 1)):
-            if trial.has_lookup:
-                self.lookup_further = _blend(self.lookup_further, trial.accepted > place)
-            else:
-                self.head_further = _blend(self.head_further, trial.accepted > place)
+            self._move("lookup_further" if trial.is_by_lookup else "head_further", trial.accepted > place)
 
-    def promises(self, depth: int, *, has_lookup: bool | None = None) -> tuple[list[float], list[float]]:
-        """Tokens that 0 to `depth` drafts are expected to add: where lookup finds something, and where it does not.
+    def by_lookup(self, depth: int) -> list[float]:
+        """Tokens that 0 to `depth` drafts of what lookup found are expected to add."""
+        return _chain(self.lookup_right, self.lookup_further, depth)
 
-        Each is weighed with how likely that is, or with 1 and 0 where `has_lookup` is known beforehand.
-        """
-        found = self.lookup_found if has_lookup is None else float(has_lookup)
-        return (
-            _chain(found * self.lookup_right, self.lookup_further, depth),
-            _chain((1 - found) * self.head_right, self.head_further, depth),
-        )
+    def by_head(self, depth: int, *, has_lookup: bool) -> list[float]:
+        """The same of the head's."""
+        return _chain(self.head_instead if has_lookup else self.head_right, self.head_further, depth)
 
     def copy(self) -> Odds:
-        return replace(self)
+        return replace(self, trials=dict(self.trials))
+
+    def _move(self, name: str, outcome: bool) -> None:
+        self.trials[name] = count = self.trials.get(name, 0) + 1
+        known = getattr(self, name)
+        setattr(self, name, known + max(_WEIGHT, 1 / (count + _PRIOR_TRIALS)) * (outcome - known))
+
+
+class Drafting(NamedTuple):
+    """What a cycle drafts."""
+
+    depth: int
+    head_depth: int
+    """How many of the drafts the head makes, for rows that do not draft by lookup; behind them nothing is drafted."""
+    by_lookup: tuple[bool, ...]
+    """Of each row, whether it drafts what lookup finds."""
 
 
 class DepthPolicy(Protocol):
     """Chooses the depth of each cycle."""
 
-    def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, is_first: bool = False) -> int:
-        """The depth of the next cycle over these rows.
+    def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, is_first: bool = False) -> Drafting:
+        """What the next cycle over these rows drafts.
 
         Args:
             rows: one each.
-            found: where lookup finds something, if that is known.
+            found: where lookup finds something, if that is known; nothing else can then be drafted by lookup.
             is_first: most of them wait for their first token, which comes sooner from a shorter cycle.
         """
 
     def see_cost(self, rows: int, depth: int, cost: float, *, head_depth: int) -> None:
         """Take in what a cycle took."""
-
-    def head_depth(self, rows: Sequence[Odds], found: Sequence[bool], depth: int) -> int:
-        """How many of the drafts the head makes where lookup finds nothing; behind them nothing is drafted there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +115,12 @@ class FixedDepth:
 
     depth: int
 
-    def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, is_first: bool = False) -> int:
-        return self.depth
+    def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, is_first: bool = False) -> Drafting:
+        by_lookup = _Promise(rows, found, self.depth).by_lookup(self.depth, self.depth)
+        return Drafting(self.depth, 0 if found is not None and all(by_lookup) else self.depth, by_lookup)
 
     def see_cost(self, rows: int, depth: int, cost: float, *, head_depth: int) -> None:
         """Nothing to learn."""
-
-    def head_depth(self, rows: Sequence[Odds], found: Sequence[bool], depth: int) -> int:
-        return 0 if all(found) else depth
 
 
 @dataclass(slots=True)
@@ -111,48 +129,59 @@ class AdaptiveDepth:
 
     max_depth: int
     costs: CostTable
-    """Of cycles in which the head drafts."""
-    idle_costs: CostTable | None = None
-    """Of cycles in which it does not; None: they cost the same."""
+    """Of cycles in which the head does not draft."""
+    draft_shares: CostTable | None = None
+    """Of each draft of the head, in plain cycles of as many rows; None: nothing."""
     _depth: int = 0
-    _since_explored: int = 0
-    _is_deeper_next: bool = True
+    _cycles_at: Counter[int] = field(default_factory=Counter)
+    """By depth."""
+    _cycles: int = 0
+    _kinds_seen: set[tuple[int, int, bool]] = field(default_factory=set)
 
-    def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, is_first: bool = False) -> int:
-        if is_first:
-            return 0
+    def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, is_first: bool = False) -> Drafting:
         promise = _Promise(rows, found, self.max_depth)
-        gains = [self._best(promise, depth).gain for depth in range(self.max_depth + 1)]
-        best = max(range(len(gains)), key=gains.__getitem__)
-        if gains[best] > (_HYSTERESIS if best > self._depth else 1.0) * gains[self._depth]:
-            self._depth = best
-        self._since_explored += 1
-        if self._since_explored >= EXPLORE_EVERY:
-            self._since_explored = 0
+        ways = [self._best(promise, depth) for depth in range(self.max_depth + 1)]
+        depth = 0 if is_first else self._settled(ways)
+        self._cycles_at[depth] += 1
+        return Drafting(depth, ways[depth].head_depth, promise.by_lookup(depth, ways[depth].head_depth))
+
+    def see_cost(self, rows: int, depth: int, cost: float, *, head_depth: int) -> None:
+        if (kind := (rows, depth, head_depth > 0)) not in self._kinds_seen:
+            self._kinds_seen.add(kind)
+            return  # it may have paid for what is done once
+        change = cost / self._cost(rows, depth, head_depth)
+        self.costs.see(rows, depth, change * self.costs.cost(rows, depth))
+        if head_depth and self.draft_shares is not None:
+            self.draft_shares.see(rows, 0, change * self.draft_shares.cost(rows, 0))
+
+    def _settled(self, ways: Sequence[_Way]) -> int:
+        """The depth to stay at or to go to, or now and then the one beside it."""
+        best = max(range(len(ways)), key=lambda depth: ways[depth].gain)
+        if ways[best].gain > (_HYSTERESIS if best > self._depth else 1.0) * ways[self._depth].gain:
+            self._depth = min(best, self._reach)
+        self._cycles += 1
+        if self._cycles % EXPLORE_EVERY >= EXPLORE_EVERY - EXPLORE_CYCLES:
             return self._neighbour()
         return self._depth
 
-    def see_cost(self, rows: int, depth: int, cost: float, *, head_depth: int) -> None:
-        change = cost / self._cost(rows, depth, head_depth)
-        with_head, without = self.costs.cost(rows, depth), self._idle.cost(rows, depth)
-        if head_depth or not depth:
-            self.costs.see(rows, depth, with_head * change)
-        if (head_depth < depth or not depth) and self._idle is not self.costs:
-            self._idle.see(rows, depth, without * change)
+    @property
+    def _reach(self) -> int:
+        """The shallowest depth that was tried too little to tell what deeper ones cost.
 
-    def head_depth(self, rows: Sequence[Odds], found: Sequence[bool], depth: int) -> int:
-        return self._best(_Promise(rows, found, depth), depth).head_depth
+        Were the first cycles deep, and dearer than the start table says, nothing would tell whether all are or only the
+        deep ones.
+        """
+        return next(depth for depth in range(self.max_depth + 1) if self._is_frontier(depth))
+
+    def _is_frontier(self, depth: int) -> bool:
+        return depth == self.max_depth or self._cycles_at[depth] < _STEP_CYCLES
 
     def _neighbour(self) -> int:
         """The cost of a depth that is never tried would stay what the start table says, without drafting in it."""
-        is_deeper, self._is_deeper_next = self._is_deeper_next, not self._is_deeper_next
+        is_deeper = self._cycles // EXPLORE_EVERY % 2 == 0
         if self._depth in (0, self.max_depth):
             is_deeper = self._depth == 0
         return max(0, min(self._depth + (1 if is_deeper else -1), self.max_depth))
-
-    @property
-    def _idle(self) -> CostTable:
-        return self.idle_costs or self.costs
 
     def _best(self, promise: _Promise, depth: int) -> _Way:
         """The best way to draft so deep. A row that the head drafts for gains little from its later drafts."""
@@ -164,8 +193,10 @@ class AdaptiveDepth:
 
     def _cost(self, rows: int, depth: int, head_depth: int) -> float:
         """Every draft of the head costs as much as the next."""
-        idle = self._idle.cost(rows, depth)
-        return idle + (self.costs.cost(rows, depth) - idle) * (head_depth / depth if depth else 1.0)
+        cost = self.costs.cost(rows, depth)
+        if head_depth and self.draft_shares is not None:
+            cost += head_depth * self.draft_shares.cost(rows, 0) * self.costs.cost(rows, 0)
+        return cost
 
 
 class _Way(NamedTuple):
@@ -187,21 +218,31 @@ class _Promise:
 
     def __init__(self, rows: Sequence[Odds], found: Sequence[bool] | None, depth: int) -> None:
         self.rows = len(rows)
-        self._found = found
-        known: Sequence[bool | None] = found if found is not None else [None] * len(rows)
-        parts = [odds.promises(depth, has_lookup=has) for odds, has in zip(rows, known, strict=True)]
-        self._by_lookup: list[float] = [sum(column) for column in zip(*(lookup for lookup, _ in parts), strict=True)]
-        self._by_head: list[float] = [sum(column) for column in zip(*(head for _, head in parts), strict=True)]
+        self._is_known = found is not None
+        self._found = [float(has) for has in found] if found is not None else [odds.lookup_found for odds in rows]
+        self._either = [(odds.by_lookup(depth), odds.by_head(depth, has_lookup=True)) for odds in rows]
+        """Of each row, where lookup finds something."""
+        self._by_head = [0.0] * (depth + 1)
+        """Of all rows, where it does not."""
+        for chance, odds in zip(self._found, rows, strict=True):
+            if chance < 1:
+                for place, tokens in enumerate(odds.by_head(depth, has_lookup=False)):
+                    self._by_head[place] += (1 - chance) * tokens
 
     def tokens(self, depth: int, head_depth: int) -> float:
         """Tokens of a cycle of so many drafts, of which the head makes the first `head_depth`."""
-        return self.rows + self._by_lookup[depth] + self._by_head[head_depth]
+        either = zip(self._found, self._either, strict=True)
+        where_found = sum(chance * max(lookup[depth], head[head_depth]) for chance, (lookup, head) in either)
+        return self.rows + where_found + self._by_head[head_depth]
+
+    def by_lookup(self, depth: int, head_depth: int) -> tuple[bool, ...]:
+        """Which rows draft by lookup, in a cycle of so many drafts."""
+        either = zip(self._found, self._either, strict=True)
+        return tuple(chance > 0 and lookup[depth] >= head[head_depth] for chance, (lookup, head) in either)
 
     def head_depths(self, depth: int) -> Sequence[int]:
         """How many of the drafts the head might make."""
-        if self._found is None or not any(self._found):
-            return (depth,)
-        return (0,) if all(self._found) else range(depth, -1, -1)
+        return range(depth + 1) if self._is_known and any(self._found) else (depth,)
 
 
 def _chain(first: float, further: float, depth: int) -> list[float]:
@@ -211,7 +252,3 @@ def _chain(first: float, further: float, depth: int) -> list[float]:
         accepted.append(accepted[-1] + chance)
         chance *= further
     return accepted
-
-
-def _blend(known: float, outcome: bool) -> float:
-    return known + _WEIGHT * (outcome - known)

@@ -6,7 +6,7 @@ waits for a cycle: where cycles run in turn, the host tells it what came of one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -38,11 +38,13 @@ class Plan:
     lengths: tuple[int, ...]
     """Bound on the tokens each slot holds after it; 0 for those that take no part."""
     head_depth: int
-    """How many of the drafts the head makes where lookup finds nothing."""
+    """How many of the drafts the head makes, in slots that do not draft by lookup."""
+    by_lookup: frozenset[int] = frozenset()
+    """Slots that draft what lookup finds, if it finds something."""
     parked: frozenset[int] = frozenset()
     """Slots that take no part."""
-    guesses: tuple[tuple[int, ...] | None, ...] | None = None
-    """What lookup finds in each slot, `depth` tokens at least, where cycles run in turn; else the device looks."""
+    guesses: Mapping[int, tuple[int, ...]] | None = None
+    """What lookup finds by slot, `depth` tokens at least, where cycles run in turn; else the device looks."""
     top_logprobs: int | None = None
     """The most any row asks for; None when none asks."""
     is_timed: bool = False
@@ -121,7 +123,7 @@ class DeviceBatch:
         self.head = head if geometry.depth else None
         self._geometry = geometry
         self._cache = new_trunk_cache(trunk, max_positions=geometry.depth + 1)
-        self._drafter = _head_drafter(trunk, self.head, geometry.depth) if self.head is not None else None
+        self._drafter = new_head_drafter(trunk, self.head, max_depth=geometry.depth) if self.head is not None else None
         self.overlaps = mx.default_device() == mx.Device(mx.gpu) if overlaps is None else overlaps
         longest = geometry.max_context_tokens + (CYCLES_AHEAD + 1) * (geometry.depth + 1)
         self._history_tokens = longest if self.overlaps else 0
@@ -262,10 +264,11 @@ class DeviceBatch:
         if self.overlaps:
             tokens = min(self._cache.attended_for(plan.longest), self._history_tokens)
             return _Guess(*look_up(self._state.history[:, :tokens], self._state.offset + 1, depth))
-        if not plan.depth or plan.guesses is None or not any(plan.guesses):
+        used = {slot: guess for slot, guess in (plan.guesses or {}).items() if slot in plan.by_lookup}
+        if not plan.depth or not used:
             return None
-        tokens_by_slot = [(guess or (0,) * depth)[:depth] for guess in plan.guesses]
-        return _Guess(mx.array(tokens_by_slot, mx.int32), mx.array([guess is not None for guess in plan.guesses]))
+        tokens_by_slot = [used.get(slot, (0,) * depth)[:depth] for slot in range(self.width)]
+        return _Guess(mx.array(tokens_by_slot, mx.int32), mx.array([slot in used for slot in range(self.width)]))
 
     def _draft(self, plan: Plan, guess: _Guess | None, parked: mx.array | None) -> mx.array:
         """(rows, depth) int32"""
@@ -279,7 +282,10 @@ class DeviceBatch:
         drafts = self._drafter.draft(self._choose_draft, plan.head_depth, longest=plan.longest, parked=parked)
         if plan.head_depth < plan.depth:
             drafts = mx.concatenate([drafts, nothing[:, plan.head_depth :]], axis=1)
-        return drafts if guess is None else mx.where(guess.found[:, None], guesses, drafts)
+        if guess is None:
+            return drafts
+        by_lookup = guess.found & mx.array([slot in plan.by_lookup for slot in range(self.width)])
+        return mx.where(by_lookup[:, None], guesses, drafts)
 
     def _choose_draft(self, logits: mx.array, drafts: mx.array) -> mx.array:
         assert self.head is not None
@@ -322,7 +328,8 @@ def trunk_shapes(trunk: Trunk) -> list[LayerShape | RecurrentShape]:
     return layer_shapes(probe)
 
 
-def _head_drafter(trunk: Trunk, head: Head, max_depth: int) -> HeadDrafter:
+def new_head_drafter(trunk: Trunk, head: Head, *, max_depth: int) -> HeadDrafter:
+    """A drafter with an empty ragged cache for the head's layers."""
     if isinstance(head, Module):
         route_attention(head)
     probe = plain_caches(head.cached_layers)

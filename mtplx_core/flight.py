@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mtplx_core.cycle import accepted_of
-from mtplx_core.device_batch import Started
+from mtplx_core.device_batch import Plan, Started
 from mtplx_core.seats import Seat
 
 _WAITED_SHARE = 0.05
@@ -32,30 +31,24 @@ class Flight:
     """A cycle on the device whose result the host has not read."""
 
     seats: list[tuple[int, Seat]]
-    width: int
-    depth: int
+    plan: Plan
     started: Started
     follows: bool
     """Whether nothing was given to the device between the cycle before and it."""
-    head_depth: int
-    """Drafts of the rows in which lookup found nothing."""
     begun_s: float
     """When building it began."""
-    guessed: Sequence[int] | None = None
-    """The first token that lookup found in each slot, or -1, where the host looked."""
 
     def read(self) -> list[Outcome]:
         """By slot; waits for the device."""
-        started = self.started
+        started, found = self.started, self.plan.guesses or {}
         chosen: Any = started.chosen.tolist()  # the one wait of a cycle
         drafts: Any = started.drafts.tolist()
         finite: Any = started.finite.tolist()
-        guessed: Any = self.guessed if started.guessed is None else started.guessed.tolist()
+        looked: Any = started.guessed.tolist() if started.guessed is not None else None
+        guessed = looked or [found[slot][0] if slot in found else -1 for slot in range(len(chosen))]
         return [
             Outcome(tokens, accepted_of(drafted, tokens), is_finite, guess >= 0, guess == tokens[0])
-            for tokens, drafted, is_finite, guess in zip(
-                chosen, drafts, finite, guessed or [-1] * len(chosen), strict=True
-            )
+            for tokens, drafted, is_finite, guess in zip(chosen, drafts, finite, guessed, strict=True)
         ]
 
     def took_s(self, asked_s: float, read_s: float, *, last_read_s: float | None) -> float | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mtplx_core.cost_table import assumed_costs
+from mtplx_core.cost_table import assumed_costs, assumed_draft_shares
 from mtplx_core.depth import AdaptiveDepth, DepthPolicy, FixedDepth, Odds, Trial
 from mtplx_core.device_batch import DeviceBatch, Plan, Started
 from mtplx_core.engine import Geometry, Row, RowCycle, RowEnd, RowTokens, StepResult
@@ -41,6 +41,8 @@ _CLEAR_EVERY = 512
 """Cycles between two clearings of MLX's buffer cache."""
 _MOST_CHUNKS = 4
 """Fed between two cycles while somebody waits for the next token, however many wait for their first."""
+_UNTRIED_HEAD = Odds(head_right=0.8, head_instead=0.8)
+"""What is expected of a head that has not drafted: much, so that it is tried and soon known."""
 NOT_FINITE = "the model produced numbers that are not finite"
 
 
@@ -86,7 +88,7 @@ class MtpBatchEngine:
         self._trunk = Trunk(loaded.model)
         self._head = head
         self._device = DeviceBatch(self._trunk, geometry, head, overlaps=self._options.overlaps)
-        self._policy = self._options.policy or _default_policy(geometry)
+        self._policy = self._options.policy or _default_policy(geometry, has_head=self._device.head is not None)
         chunk_tokens = self._options.chunk_tokens or geometry.prefill_chunk_tokens
         self._feeder = Feeder(self._trunk, self._device.head, chunk_tokens=chunk_tokens, ends=loaded.eos_token_ids)
         self._seats = Seats()
@@ -94,7 +96,7 @@ class MtpBatchEngine:
         self._already_ended: list[RowEnd] = []
         self._flight: Flight | None = None
         self._telemetry = Telemetry()
-        self._lane_odds = Odds(head_right=0.4 if self._device.head is not None else 0.0)
+        self._lane_odds = _UNTRIED_HEAD.copy() if self._device.head is not None else Odds()
         self._was_interrupted = True
         """Whether something other than a cycle was given to the device since the last cycle."""
         self._last_read_s = 0.0
@@ -253,19 +255,21 @@ class MtpBatchEngine:
             return None
         begun_s = self._options.clock()
         guesses = None if self._device.overlaps else self._guesses(running)
-        found = None if guesses is None else [guesses[slot] is not None for slot, _ in running]
+        found = None if guesses is None else [slot in guesses for slot, _ in running]
         fresh = sum(not seat.tokens and not seat.row.is_offline for _, seat in running)
         odds = [seat.odds for _, seat in running]
-        depth = self._policy.choose(odds, found, is_first=2 * fresh >= len(running))
-        head_depth = depth if found is None else self._policy.head_depth(odds, found, depth)
+        drafting = self._policy.choose(odds, found, is_first=2 * fresh >= len(running))
+        depth, slots = drafting.depth, range(self._seats.width)
+        by_lookup = frozenset(slot for (slot, _), is_so in zip(running, drafting.by_lookup, strict=True) if is_so)
         lengths = {slot: seat.longest + depth + 1 for slot, seat in running}
         asked = [seat.row.top_logprobs for _, seat in running if seat.row.top_logprobs is not None]
         plan = Plan(
             depth=depth,
-            lengths=tuple(lengths.get(slot, 0) for slot in range(self._seats.width)),
-            parked=frozenset(range(self._seats.width)) - lengths.keys(),
+            lengths=tuple(lengths.get(slot, 0) for slot in slots),
+            parked=frozenset(slots) - lengths.keys(),
+            by_lookup=by_lookup,
             guesses=guesses,
-            head_depth=head_depth,
+            head_depth=drafting.head_depth,
             top_logprobs=max(asked, default=None),
             is_timed=self._telemetry.cycles % TIMED_EVERY == TIMED_EVERY - 1,
         )
@@ -274,14 +278,13 @@ class MtpBatchEngine:
         self._was_interrupted = plan.is_timed
         for _, seat in running:
             seat.in_flight.append(depth + 1)
-        guessed = None if guesses is None else [guess[0] if guess else -1 for guess in guesses]
-        return Flight(running, self._seats.width, depth, started, follows, head_depth, begun_s, guessed)
+        return Flight(running, plan, started, follows, begun_s)
 
-    def _guesses(self, running: Sequence[tuple[int, Seat]]) -> tuple[tuple[int, ...] | None, ...]:
-        """What lookup finds in each slot, as many tokens as any cycle drafts."""
+    def _guesses(self, running: Sequence[tuple[int, Seat]]) -> dict[int, tuple[int, ...]]:
+        """What lookup finds, by slot, as many tokens as any cycle drafts."""
         wanted = max(self._geometry.depth, 1)
-        found = {slot: seat.recall().guess(wanted) for slot, seat in running}
-        return tuple(found.get(slot) for slot in range(self._seats.width))
+        guesses = {slot: seat.recall().guess(wanted) for slot, seat in running}
+        return {slot: guess for slot, guess in guesses.items() if guess is not None}
 
     def _start_timed(self, plan: Plan) -> Started:
         """One cycle stage by stage, with a barrier behind each, to see where the time goes."""
@@ -299,7 +302,7 @@ class MtpBatchEngine:
         return started
 
     def _collect(self, flight: Flight) -> tuple[list[RowTokens], list[RowEnd]]:
-        asked_s = self._options.clock()
+        asked_s, plan = self._options.clock(), flight.plan
         outcomes = flight.read()
         self._time(flight, asked_s=asked_s, read_s=self._options.clock())
         if not self._device.overlaps:
@@ -315,15 +318,16 @@ class MtpBatchEngine:
             if not outcome.is_finite:
                 ends.append(self._leave(seat, "error", NOT_FINITE))
                 continue
-            drafted = flight.depth if outcome.has_lookup else flight.head_depth
+            is_by_lookup = outcome.has_lookup and slot in plan.by_lookup
+            drafted = plan.depth if is_by_lookup else plan.head_depth
             accepted = min(outcome.accepted, drafted)
-            trials.append(Trial(drafted, accepted, outcome.has_lookup, outcome.is_lookup_right))
+            trials.append(Trial(drafted, accepted, outcome.has_lookup, outcome.is_lookup_right, is_by_lookup))
             self._learn(seat, trials[-1])
             fresh = outcome.chosen[: outcome.accepted + 1]
             tokens.append(self._commit(seat, flight, slot, fresh, drafted=drafted))
             if reason := row_end(seat.row, seat.tokens, eos_token_ids=self._loaded.eos_token_ids):
                 ends.append(self._leave(seat, reason))
-        self._telemetry.count_cycle(flight.depth, trials, has_head=self._device.head is not None)
+        self._telemetry.count_cycle(plan.depth, trials, has_head=self._device.head is not None)
         if self._telemetry.cycles % _CLEAR_EVERY == 0:
             mx.clear_cache()
         return tokens, ends
@@ -361,8 +365,9 @@ class MtpBatchEngine:
         took_s = flight.took_s(asked_s, read_s, last_read_s=self._last_read_s if self._device.overlaps else None)
         self._last_read_s = read_s
         if took_s is not None:
-            self._telemetry.time_cycle(flight.width, flight.depth, took_s)
-            self._policy.see_cost(flight.width, flight.depth, took_s, head_depth=flight.head_depth)
+            plan, width = flight.plan, len(flight.plan.lengths)
+            self._telemetry.time_cycle(width, plan.depth, took_s)
+            self._policy.see_cost(width, plan.depth, took_s, head_depth=plan.head_depth)
 
     def _free_if_empty(self) -> None:
         if self.active_rows or not self._device.kv_bytes:
@@ -372,11 +377,11 @@ class MtpBatchEngine:
         self._device.release()
 
 
-def _default_policy(geometry: Geometry) -> DepthPolicy:
+def _default_policy(geometry: Geometry, *, has_head: bool) -> DepthPolicy:
     if geometry.depth == 0:
         return FixedDepth(0)
-    rows, depth = geometry.decode_batch_max, geometry.depth
-    return AdaptiveDepth(depth, assumed_costs(rows=rows, depth=depth), assumed_costs(rows=rows, depth=depth))
+    costs = assumed_costs(rows=geometry.decode_batch_max, depth=geometry.depth)
+    return AdaptiveDepth(geometry.depth, costs, assumed_draft_shares() if has_head else None)
 
 
 def _differences(times: list[float]) -> list[float]:

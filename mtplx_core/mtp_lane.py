@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from mtplx_core.cost_table import assumed_costs
+from mtplx_core.cost_table import assumed_costs, assumed_draft_shares
 from mtplx_core.depth import AdaptiveDepth, FixedDepth
 from mtplx_core.engine import Engine, Geometry, Profile
 from mtplx_core.errors import ModelLoadError
@@ -19,7 +19,7 @@ from mtplx_core.heads.native import load_native_head
 from mtplx_core.loader import LoadedModel, has_experts, weight_bytes
 from mtplx_core.memory import hold_buffer_cache, plan_this_machine
 from mtplx_core.mtp_batch import MtpBatchEngine, MtpOptions
-from mtplx_core.probe import load_or_probe, time_drafts
+from mtplx_core.probe import load_or_probe
 from mtplx_core.serial import SerialEngine
 from mtplx_core.trunk import Trunk
 
@@ -54,18 +54,16 @@ def build_mtp_engine(
     hold_buffer_cache(plan_this_machine(weight_bytes=weight_bytes(loaded)))
     if probe_dir is None:
         costs = assumed_costs(rows=geometry.decode_batch_max, depth=geometry.depth)
-        idle_costs = assumed_costs(rows=geometry.decode_batch_max, depth=geometry.depth)
+        shares = None if head is None else assumed_draft_shares()
         chunk_tokens, measured = geometry.prefill_chunk_tokens, 0
     else:
         trunk = Trunk(loaded.model)
-        probe = load_or_probe(trunk, geometry, identity=loaded.identity, folder=probe_dir, clock=clock)
-        widths = {1, geometry.decode_batch_max}
-        draft_s = None if head is None else time_drafts(trunk, head, widths=widths, clock=clock)
-        costs, idle_costs = probe.cost_table(geometry, draft_s=draft_s), probe.cost_table(geometry)
+        probe = load_or_probe(trunk, geometry, identity=loaded.identity, folder=probe_dir, clock=clock, head=head)
+        costs, shares = probe.cost_table(geometry), None if head is None else probe.share_table(head)
         chunk_tokens = probe.chunk_tokens
         measured = max(depth for _, depth in probe.seconds)
     most = deepest(geometry.depth, measured, has_experts=has_experts(loaded.config))
-    policy = AdaptiveDepth(most, costs, idle_costs) if most else FixedDepth(0)
+    policy = AdaptiveDepth(most, costs, shares) if most else FixedDepth(0)
     options = MtpOptions(policy=policy, chunk_tokens=chunk_tokens, overlaps=overlaps, clock=clock)
     return MtpBatchEngine(loaded, geometry, head=head, options=options)
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 import json
 import logging
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
 from mtplx_core.cost_table import CostTable, assumed_costs
-from mtplx_core.device_batch import new_trunk_cache
+from mtplx_core.device_batch import new_head_drafter, new_trunk_cache
 from mtplx_core.engine import Geometry
 from mtplx_core.heads.base import Head
 from mtplx_core.ragged_cache import cache_arrays, plain_caches
@@ -27,6 +29,9 @@ logger = logging.getLogger(__name__)
 ATTENDED_TOKENS = 256
 """Context length the table is measured at."""
 _REPEATS = 3
+_REPEATS_OF_SHORT = 12
+_SHORT_S = 0.05
+"""Of all repetitions."""
 _CHUNKS = (512, 256, 128, 64, 32)
 _FOR_CHUNKS = 0.25
 """Of the budget."""
@@ -43,27 +48,22 @@ class Probe:
     seconds: dict[tuple[int, int], float]
     """Trunk forward by (rows, depth)."""
     chunk_tokens: int
+    draft_shares: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    """By head, what a draft of it costs beside a plain step of so many rows."""
 
-    def cost_table(self, geometry: Geometry, *, draft_s: Mapping[int, float] | None = None) -> CostTable:
-        """Costs for a depth policy; depths without a measurement are filled in from the assumed growth.
-
-        Args:
-            draft_s: what one draft costs beside the forward, by rows, for one row and for all.
-        """
+    def cost_table(self, geometry: Geometry) -> CostTable:
+        """Costs for a depth policy; depths without a measurement are filled in from the assumed growth."""
         assumed = assumed_costs(rows=geometry.decode_batch_max, depth=geometry.depth)
         measured = dict(self.seconds)
         unit = measured[1, 0] / assumed.cost(1, 0)
         for depth in range(geometry.depth + 1):
             if not any(at == depth for _, at in measured):
                 measured[1, depth] = assumed.cost(1, depth) * unit
-        drafting = CostTable({(rows, 0): seconds for rows, seconds in (draft_s or {1: 0.0}).items()})
-        return CostTable(
-            {
-                (rows, depth): cost + depth * drafting.cost(rows, 0)
-                for (rows, depth), cost in measured.items()
-                if depth <= geometry.depth
-            }
-        )
+        return CostTable({(rows, depth): cost for (rows, depth), cost in measured.items() if depth <= geometry.depth})
+
+    def share_table(self, head: Head) -> CostTable:
+        """What a draft of this head costs in plain steps, by rows."""
+        return CostTable({(rows, 0): share for rows, share in self.draft_shares[head.name].items()})
 
 
 def probe_forwards(trunk: Trunk, geometry: Geometry, *, clock: Callable[[], float], budget_s: float = 10.0) -> Probe:
@@ -83,23 +83,49 @@ def probe_forwards(trunk: Trunk, geometry: Geometry, *, clock: Callable[[], floa
 
 
 def time_forward(trunk: Trunk, *, rows: int, positions: int, clock: Callable[[], float]) -> float:
-    """Seconds of one forward with logits at a usual length, the best of a few."""
-    return min(forward_times(trunk, [ATTENDED_TOKENS] * rows, positions=positions, clock=clock, repeats=_REPEATS))
+    """Seconds of one forward with logits at a usual length, the median of a few."""
+    return _usual(lambda n: forward_times(trunk, [ATTENDED_TOKENS] * rows, positions=positions, clock=clock, repeats=n))
 
 
-def time_drafts(trunk: Trunk, head: Head, *, widths: Iterable[int], clock: Callable[[], float]) -> dict[int, float]:
-    """Seconds of one step of the head by rows, the best of a few."""
-    return {rows: min(_draft_times(trunk, head, rows, clock=clock)) for rows in widths}
+def draft_shares(
+    trunk: Trunk, head: Head, *, plain_s: Mapping[int, float], clock: Callable[[], float]
+) -> dict[int, float]:
+    """What the first draft of a cycle costs, by rows, as a share of a plain step of as many.
+
+    Args:
+        plain_s: seconds of such steps by rows.
+    """
+
+    def times(rows: int, repeats: int) -> list[float]:
+        return _draft_times(trunk, head, rows, clock=clock, repeats=repeats)
+
+    return {rows: _usual(partial(times, rows)) / seconds for rows, seconds in plain_s.items()}
 
 
-def _draft_times(trunk: Trunk, head: Head, rows: int, *, clock: Callable[[], float]) -> list[float]:
-    hidden = mx.zeros((rows, 2, trunk.hidden_size), trunk.dtype)
-    tokens = mx.zeros((rows, 2), mx.int32)
+def _usual(times: Callable[[int], list[float]]) -> float:
+    """The median of a few repetitions, of more where they are so short that little disturbs them much."""
+    first = times(_REPEATS)
+    return statistics.median(first + times(_REPEATS_OF_SHORT) if sum(first) < _SHORT_S else first)
+
+
+def _draft_times(trunk: Trunk, head: Head, rows: int, *, clock: Callable[[], float], repeats: int) -> list[float]:
+    """Of a cycle's first draft, with the pair that the cycle before left behind."""
+    drafter = new_head_drafter(trunk, head, max_depth=1)
+    longest = ATTENDED_TOKENS + repeats + 1
+    drafter.cache.reserve(rows, longest + 2)
+    probe = plain_caches(head.cached_layers)
+    head(
+        mx.zeros((1, ATTENDED_TOKENS, trunk.hidden_size), trunk.dtype), mx.zeros((1, ATTENDED_TOKENS), mx.int32), probe
+    )
+    hidden, tokens = mx.zeros((rows, 1, trunk.hidden_size), trunk.dtype), mx.zeros((rows, 1), mx.int32)
+    for slot in range(rows):
+        drafter.seat(slot, probe, hidden[:1], 0)
     times = []
-    for _ in range(_REPEATS + 1):
+    for _ in range(repeats + 1):
         started = clock()
-        fed = head(hidden, tokens, plain_caches(head.cached_layers))
-        mx.eval(mx.argmax(head.logits(mx.contiguous(fed[:, -1:])), axis=-1))
+        drafts = drafter.draft(lambda logits, _: mx.argmax(logits[:, 0], axis=-1), 1, longest=longest, parked=None)
+        drafter.commit(hidden, tokens, mx.ones((rows,), mx.int32), most=1)
+        mx.eval(drafts, drafter.pending)
         times.append(clock() - started)
     return times[1:]
 
@@ -107,7 +133,7 @@ def _draft_times(trunk: Trunk, head: Head, rows: int, *, clock: Callable[[], flo
 def forward_times(
     trunk: Trunk, lengths: Sequence[int], *, positions: int, clock: Callable[[], float], repeats: int
 ) -> list[float]:
-    """Seconds of each of some forwards with logits, after one to warm up.
+    """Seconds of each of some forwards with logits and with what they leave in the caches, after one to warm up.
 
     Args:
         lengths: tokens each row has once `positions` of them are fed.
@@ -121,7 +147,9 @@ def forward_times(
     for _ in range(repeats + 1):
         started = clock()
         cache.begin(offset, positions, longest=longest, lengths=lengths)
-        mx.eval(trunk.logits(trunk.hidden(tokens, cache.layers)))
+        logits = trunk.logits(trunk.hidden(tokens, cache.layers))
+        cache.commit(mx.ones((rows,), mx.int32), known=[1] * rows)
+        mx.eval(logits, [layer.arrays for layer in cache.recurrent])
         times.append(clock() - started)
     return times[1:]
 
@@ -133,6 +161,7 @@ def load_or_probe(
     identity: str,
     folder: Path | None,
     clock: Callable[[], float],
+    head: Head | None = None,
     is_renewed: bool = False,
 ) -> Probe:
     """The probe kept for this machine, model and geometry, or a new one, which is then kept.
@@ -140,14 +169,19 @@ def load_or_probe(
     Args:
         identity: the model's.
         folder: where probes are kept; None measures anew and keeps nothing.
+        head: whose drafts are measured as well.
         is_renewed: measure anew although one is kept.
     """
     path = folder / f"{_file_name(identity, geometry)}.json" if folder is not None else None
     kept = _read(path) if path is not None and not is_renewed else None
-    if kept is not None:
-        return kept
-    probe = probe_forwards(trunk, geometry, clock=clock)
-    if path is not None:
+    probe = kept or probe_forwards(trunk, geometry, clock=clock)
+    if head is not None and head.name not in probe.draft_shares:
+        plain_s = {
+            rows: probe.seconds[rows, 0] for rows in (1, geometry.decode_batch_max) if (rows, 0) in probe.seconds
+        }
+        shares = draft_shares(trunk, head, plain_s=plain_s, clock=clock)
+        probe = replace(probe, draft_shares={**probe.draft_shares, head.name: shares})
+    if path is not None and probe is not kept:
         _write(path, probe)
     return probe
 
@@ -198,17 +232,22 @@ def _read(path: Path) -> Probe | None:
     try:
         kept = json.loads(path.read_text())
         seconds = {(int(rows), int(depth)): float(cost) for rows, depth, cost in kept["seconds"]}
-        return Probe(seconds, int(kept["chunk_tokens"])) if (1, 0) in seconds else None
+        shares = {
+            str(name): {int(rows): float(share) for rows, share in by_rows}
+            for name, by_rows in kept["draft_shares"].items()
+        }
+        return Probe(seconds, int(kept["chunk_tokens"]), shares) if (1, 0) in seconds else None
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         logger.warning("probe file %s cannot be read and is measured anew", path)
         return None
 
 
 def _write(path: Path, probe: Probe) -> None:
     entries = [[rows, depth, cost] for (rows, depth), cost in sorted(probe.seconds.items())]
+    shares = {name: sorted(by_rows.items()) for name, by_rows in probe.draft_shares.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".part")
-    unfinished.write_text(json.dumps({"seconds": entries, "chunk_tokens": probe.chunk_tokens}))
+    unfinished.write_text(json.dumps({"seconds": entries, "chunk_tokens": probe.chunk_tokens, "draft_shares": shares}))
     unfinished.replace(path)

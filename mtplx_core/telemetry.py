@@ -74,7 +74,7 @@ class Telemetry:
         for place in range(1, trial.depth + 1):
             self.drafted[place] += 1
             self.accepted[place] += place <= trial.accepted
-        if trial.depth and (trial.has_lookup or has_head):
-            name = "lookup" if trial.has_lookup else "head"
+        if trial.depth and (trial.is_by_lookup or has_head):
+            name = "lookup" if trial.is_by_lookup else "head"
             self.drafter_tried[name] += 1
             self.drafter_right[name] += trial.accepted > 0

@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from mtplx_core.audit import audit, compare
-from mtplx_core.depth import FixedDepth, Odds
+from mtplx_core.depth import Drafting, FixedDepth, Odds
 from mtplx_core.device_batch import DeviceBatch, Plan, Started
 from mtplx_core.engine import Geometry, Row, Sampling
 from mtplx_core.errors import EngineDeadError
@@ -21,30 +21,13 @@ from mtplx_core.mtp_batch import MtpBatchEngine, MtpOptions
 from mtplx_core.serial import SerialEngine
 from tests.mtplx_core.driving import Heard, run
 from tests.mtplx_core_mtp.conftest import random_head
+from tests.support.depths import Scheduled
 from tests.support.models import VOCAB_SIZE, tiny_llama
 
 GEOMETRY = Geometry(decode_batch_max=4, max_context_tokens=200, depth=3, prefill_chunk_tokens=16)
 SAMPLED = Sampling(temperature=0.9, top_p=0.9, seed=77)
 LOOPING = tuple(range(40, 48)) * 3
 POISON = 200
-
-
-class Scheduled:
-    """A depth policy that goes through a list, over and over."""
-
-    def __init__(self, *depths: int) -> None:
-        self._depths = depths
-        self._cycles = 0
-
-    def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, is_first: bool = False) -> int:
-        self._cycles += 1
-        return self._depths[self._cycles % len(self._depths)]
-
-    def see_cost(self, rows: int, depth: int, cost: float, *, head_depth: int) -> None:
-        pass
-
-    def head_depth(self, rows: Sequence[Odds], found: Sequence[bool], depth: int) -> int:
-        return min(depth, self._cycles % 3)
 
 
 class Order:
@@ -295,7 +278,9 @@ def test_row_bytes_are_at_least_what_a_row_takes(loaded: LoadedModel, head: Atta
 
 def test_step_that_raises_leaves_an_engine_that_says_it_is_dead(loaded: LoadedModel) -> None:
     class Broken(Scheduled):
-        def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, is_first: bool = False) -> int:
+        def choose(
+            self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, is_first: bool = False
+        ) -> Drafting:
             raise RuntimeError("no such device")
 
     engine = MtpBatchEngine(loaded, GEOMETRY, options=MtpOptions(policy=Broken(0)))
@@ -320,6 +305,37 @@ def test_snapshot_counts_drafts_by_place_and_drafter(loaded: LoadedModel, head: 
     tried = shown["drafters"]["head"]["tried"] + shown["drafters"]["lookup"]["tried"]
     assert tried == shown["drafted_by_place"][0]
     assert shown["lane"] == "mtp_batch_width_4"
+
+
+@pytest.mark.parametrize("trusts_lookup", [True, False])
+def test_row_that_is_not_to_draft_by_lookup_drafts_from_the_head(
+    loaded: LoadedModel, head: AttachedHead, monkeypatch: pytest.MonkeyPatch, trusts_lookup: bool
+) -> None:
+    class Decided(Scheduled):
+        def choose(
+            self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, is_first: bool = False
+        ) -> Drafting:
+            known = found if found is not None else [True] * len(rows)
+            return Drafting(1, 1, tuple(has and trusts_lookup for has in known))
+
+    drafts: list[Any] = []
+    start = DeviceBatch.start
+
+    def noting(self: DeviceBatch, plan: Plan) -> Started:
+        started = start(self, plan)
+        drafts.append(started.drafts.tolist())
+        return started
+
+    monkeypatch.setattr(DeviceBatch, "start", noting)
+    options = MtpOptions(policy=Decided(1), overlaps=Order.overlaps)
+    engine = MtpBatchEngine(loaded, GEOMETRY, head=head, options=options)
+
+    run(engine, [Row("row", (40, 41, 42, 43, 44) * 3, 20, ignore_eos=True)])
+
+    tried = engine.snapshot()["drafters"]
+    assert (drafts[0] == [[40]]) == trusts_lookup
+    assert ("lookup" in tried) == trusts_lookup
+    assert trusts_lookup or tried["head"]["tried"] == engine.snapshot()["drafted_by_place"][0]
 
 
 def test_step_in_turn_tells_the_tokens_of_its_own_cycle(
@@ -356,7 +372,9 @@ def test_cycles_in_turn_are_timed_from_building_to_reading_whatever_comes_betwee
         now_s = 0.0
         costs: list[float] = []
 
-        def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, is_first: bool = False) -> int:
+        def choose(
+            self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, is_first: bool = False
+        ) -> Drafting:
             self.now_s += 1.0  # as long as it takes to build a cycle; nobody waits for it to end
             return super().choose(rows, found)
 

@@ -19,7 +19,7 @@ from mtplx_core.heads.attached import AttachedHead
 from mtplx_core.isolation import inside_mtp_lane, refuse_inside_mtp_lane
 from mtplx_core.loader import LoadedModel
 from mtplx_core.mtp_lane import build_mtp_engine
-from mtplx_core.probe import Probe, load_or_probe, probe_forwards, time_drafts
+from mtplx_core.probe import Probe, draft_shares, load_or_probe, probe_forwards
 from mtplx_core.trunk import Trunk
 from tests.mtplx_core.driving import run
 from tests.support.models import CONFIG
@@ -83,14 +83,29 @@ def test_probe_covers_every_depth_at_one_row_and_at_all(loaded: LoadedModel) -> 
     assert probe.cost_table(GEOMETRY).cost(3, 1) > 0
 
 
-def test_drafts_are_part_of_what_a_cycle_costs(loaded: LoadedModel, head: AttachedHead) -> None:
+def test_draft_is_measured_beside_a_plain_step(loaded: LoadedModel, head: AttachedHead) -> None:
     clock = ticking(0.25)
-    drafts = time_drafts(Trunk(loaded.model), head, widths=(1, 4), clock=lambda: next(clock))
 
-    table = Probe({(1, 0): 1.0, (1, 1): 1.5, (4, 0): 2.0, (4, 1): 3.0}, 64).cost_table(GEOMETRY, draft_s=drafts)
+    shares = draft_shares(Trunk(loaded.model), head, plain_s={1: 0.25, 4: 0.5}, clock=lambda: next(clock))
 
-    assert drafts == {1: 0.25, 4: 0.25}
-    assert [table.cost(*key) for key in ((1, 0), (1, 1), (4, 1))] == [1.0, 1.75, 3.25]
+    assert shares == {1: 1.0, 4: 0.5}
+
+
+def test_drafts_of_another_head_are_measured_beside_what_is_kept(
+    loaded: LoadedModel, head: AttachedHead, tmp_path: Path
+) -> None:
+    clock, trunk = ticking(0.001), Trunk(loaded.model)
+
+    def probe(head: AttachedHead | None) -> Probe:
+        return load_or_probe(trunk, GEOMETRY, identity="tiny@1", folder=tmp_path, clock=lambda: next(clock), head=head)
+
+    without, with_head, again = probe(None), probe(head), probe(head)
+
+    assert without.draft_shares == {}
+    assert with_head.seconds == without.seconds
+    assert with_head.draft_shares[head.name].keys() == {1, GEOMETRY.decode_batch_max}
+    assert again == with_head
+    assert with_head.share_table(head).cost(2, 0) > 0
 
 
 def test_lane_with_a_head_is_probed_at_start_and_decodes(

@@ -14,7 +14,7 @@ from mlx_lm.models import mamba
 from mtplx_core.audit import audit
 from mtplx_core.build import build_engine
 from mtplx_core.cache_bytes import cache_bytes
-from mtplx_core.depth import FixedDepth, Odds
+from mtplx_core.depth import FixedDepth
 from mtplx_core.engine import Geometry, Row, Sampling, SchedulerMode
 from mtplx_core.errors import UnsupportedModeError
 from mtplx_core.heads.base import Head
@@ -25,28 +25,11 @@ from mtplx_core.serial import SerialEngine
 from mtplx_core.trunk import Trunk
 from tests.mtplx_core.driving import Heard, run
 from tests.mtplx_core_native.layouts import DENSE, EXPERTS_35, NEXT, SIZE, loaded_of, tiny
+from tests.support.depths import Scheduled
 
 GEOMETRY = Geometry(decode_batch_max=3, max_context_tokens=160, depth=3, prefill_chunk_tokens=16)
 SAMPLED = Sampling(temperature=0.9, top_p=0.9, seed=77)
 LOOPING = tuple(range(40, 48)) * 3
-
-
-class Scheduled:
-    """A depth policy that goes through a list, over and over."""
-
-    def __init__(self, *depths: int) -> None:
-        self._depths = depths
-        self._cycles = 0
-
-    def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, is_first: bool = False) -> int:
-        self._cycles += 1
-        return self._depths[self._cycles % len(self._depths)]
-
-    def see_cost(self, rows: int, depth: int, cost: float, *, head_depth: int) -> None:
-        pass
-
-    def head_depth(self, rows: Sequence[Odds], found: Sequence[bool], depth: int) -> int:
-        return 0 if all(found) else depth
 
 
 class Foreseeing:

@@ -1,0 +1,26 @@
+"""A depth policy for tests of engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mtplx_core.depth import Drafting, Odds
+
+
+class Scheduled:
+    """Goes through a list of depths, over and over, and lets lookup and the head draft in all mixtures."""
+
+    def __init__(self, *depths: int) -> None:
+        self._depths = depths
+        self._cycles = 0
+
+    def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, is_first: bool = False) -> Drafting:
+        self._cycles += 1
+        depth = self._depths[self._cycles % len(self._depths)]
+        known = found if found is not None else [True] * len(rows)
+        by_lookup = tuple(has and (self._cycles + row) % 4 > 0 for row, has in enumerate(known))
+        head_depth = depth if found is None or self._cycles % 2 else min(depth, self._cycles // 2 % 3)
+        return Drafting(depth, head_depth, by_lookup)
+
+    def see_cost(self, rows: int, depth: int, cost: float, *, head_depth: int) -> None:
+        """Nothing to learn."""
