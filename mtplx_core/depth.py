@@ -149,7 +149,7 @@ class AdaptiveDepth:
         if (kind := (rows, depth, head_depth > 0)) not in self._kinds_seen:
             self._kinds_seen.add(kind)
             return  # it may have paid for what is done once
-        change = cost / self._cost(rows, depth, head_depth)
+        change = cost / (self.costs.cost(rows, depth) + head_depth * self._draft_cost(rows))
         self.costs.see(rows, depth, change * self.costs.cost(rows, depth))
         if head_depth and self.draft_shares is not None:
             self.draft_shares.see(rows, 0, change * self.draft_shares.cost(rows, 0))
@@ -185,18 +185,16 @@ class AdaptiveDepth:
 
     def _best(self, promise: _Promise, depth: int) -> _Way:
         """The best way to draft so deep. A row that the head drafts for gains little from its later drafts."""
+        cost, draft = self.costs.cost(promise.rows, depth), self._draft_cost(promise.rows)
         ways = (
-            _Way(promise.tokens(depth, head_depth) / self._cost(promise.rows, depth, head_depth), head_depth)
+            _Way(promise.tokens(depth, head_depth) / (cost + head_depth * draft), head_depth)
             for head_depth in promise.head_depths(depth)
         )
         return max(ways, key=lambda way: way.gain)
 
-    def _cost(self, rows: int, depth: int, head_depth: int) -> float:
+    def _draft_cost(self, rows: int) -> float:
         """Every draft of the head costs as much as the next."""
-        cost = self.costs.cost(rows, depth)
-        if head_depth and self.draft_shares is not None:
-            cost += head_depth * self.draft_shares.cost(rows, 0) * self.costs.cost(rows, 0)
-        return cost
+        return self.draft_shares.cost(rows, 0) * self.costs.cost(rows, 0) if self.draft_shares is not None else 0.0
 
 
 class _Way(NamedTuple):

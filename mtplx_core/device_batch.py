@@ -78,6 +78,8 @@ class _Guess(NamedTuple):
     """(rows, depth or else 1) int32"""
     found: mx.array
     """(rows,) bool"""
+    is_drafted: mx.array
+    """Where it is found and to be drafted, (rows,) bool."""
 
 
 class _Unsettled(NamedTuple):
@@ -263,12 +265,14 @@ class DeviceBatch:
         depth = max(plan.depth, 1)
         if self.overlaps:
             tokens = min(self._cache.attended_for(plan.longest), self._history_tokens)
-            return _Guess(*look_up(self._state.history[:, :tokens], self._state.offset + 1, depth))
+            guessed, found = look_up(self._state.history[:, :tokens], self._state.offset + 1, depth)
+            return _Guess(guessed, found, found & mx.array([slot in plan.by_lookup for slot in range(self.width)]))
         used = {slot: guess for slot, guess in (plan.guesses or {}).items() if slot in plan.by_lookup}
         if not plan.depth or not used:
             return None
         tokens_by_slot = [used.get(slot, (0,) * depth)[:depth] for slot in range(self.width)]
-        return _Guess(mx.array(tokens_by_slot, mx.int32), mx.array([slot in used for slot in range(self.width)]))
+        is_used = mx.array([slot in used for slot in range(self.width)])
+        return _Guess(mx.array(tokens_by_slot, mx.int32), is_used, is_used)
 
     def _draft(self, plan: Plan, guess: _Guess | None, parked: mx.array | None) -> mx.array:
         """(rows, depth) int32"""
@@ -282,10 +286,7 @@ class DeviceBatch:
         drafts = self._drafter.draft(self._choose_draft, plan.head_depth, longest=plan.longest, parked=parked)
         if plan.head_depth < plan.depth:
             drafts = mx.concatenate([drafts, nothing[:, plan.head_depth :]], axis=1)
-        if guess is None:
-            return drafts
-        by_lookup = guess.found & mx.array([slot in plan.by_lookup for slot in range(self.width)])
-        return mx.where(by_lookup[:, None], guesses, drafts)
+        return drafts if guess is None else mx.where(guess.is_drafted[:, None], guesses, drafts)
 
     def _choose_draft(self, logits: mx.array, drafts: mx.array) -> mx.array:
         assert self.head is not None

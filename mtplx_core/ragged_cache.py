@@ -194,11 +194,6 @@ class RaggedCache:
         return [layer for layer in self.layers if isinstance(layer, RecurrentLayer)]
 
     @property
-    def max_positions(self) -> int:
-        """The most positions that one forward writes."""
-        return self._sink
-
-    @property
     def rows(self) -> int:
         """Rows of the forward being built."""
         return int(self.window.offset.size)
