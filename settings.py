@@ -127,7 +127,7 @@ class Settings:
         PRESETS[USUAL].prefill_chunk_tokens, "Prompt tokens of a row fed in one forward.", WORKER,
         minimum=16, maximum=1 << 16)
     depth: int | None = option(
-        None, "Most tokens drafted per row and cycle, mtp_batch only; by itself as many as the head was made for.",
+        None, "Most tokens drafted per row and cycle, mtp_batch only; by itself 7, or what fused attention takes.",
         WORKER, minimum=0, maximum=8)
     head: Path | None = option(
         None, "Folder of a head that drafts, mtp_batch only; the row's own text drafts without one.", WORKER)

@@ -148,10 +148,11 @@ class Check:
     def _decode(self, rows: Sequence[Any]) -> tuple[dict[str, list[int]], int, dict[str, Any]]:
         """Answers by the MTP lane, how many rows were dropped on the way, and the engine's counters."""
         from mtplx_core.engine import Geometry
-        from mtplx_core.mtp_lane import build_mtp_engine
+        from mtplx_core.mtp_lane import build_mtp_engine, usual_depth
+        from mtplx_core.trunk import Trunk
 
         rng = np.random.default_rng(2)
-        geometry = Geometry(self._plan.width, 1024, self._head.max_depth)
+        geometry = Geometry(self._plan.width, 1024, usual_depth(Trunk(self._loaded.model)))
         engine = build_mtp_engine(self._loaded, geometry, head=self._head)
         waiting, told, left_early, row_cycles = list(rows), {row.row_id: list[int]() for row in rows}, 0, 0
         here: set[str] = set()

@@ -135,7 +135,7 @@ class Measured:
 @click.option("--only", type=click.Choice(list(TEMPERATURES)), help="One of the two ways of sampling.")
 @click.option("--model", type=click.Path(path_type=Path, exists=True), help="By default SmolLM2-135M.")
 @click.option("--head", "head_folder", type=click.Path(path_type=Path), help="Else the model's, or the shipped one.")
-@click.option("--depth", type=int, help="Most tokens drafted per row and cycle; by default the head's own bound.")
+@click.option("--depth", type=int, help="Most tokens drafted per row and cycle; by default as a worker.")
 @click.option("--fixed", is_flag=True, help="Always draft that many instead of choosing the depth by cycle.")
 @click.option("--talks", is_flag=True, help="Prompts of the small checkpoint's own kind instead of chats.")
 @click.option("--in-turn", is_flag=True, help="Read every cycle before the next is built, on a GPU too.")
@@ -191,13 +191,14 @@ class Bench:
     ) -> None:
         from mtplx_core.fetch import default_cache_dir, default_model_dir
         from mtplx_core.loader import load_model
-        from mtplx_core.mtp_lane import find_head
+        from mtplx_core.mtp_lane import find_head, usual_depth
+        from mtplx_core.trunk import Trunk
 
         folder = model or default_model_dir(default_cache_dir(os.environ))
         self.loaded = load_model(folder)
         self._head = find_head(head_folder, self.loaded)
         self._writer: Writer = TalkWriter(folder) if are_talks else PromptWriter(folder)
-        self._depth = depth or (1 if self._head is None else self._head.max_depth)
+        self._depth = depth or usual_depth(Trunk(self.loaded.model))
         self._is_fixed = is_fixed
         self._overlaps = overlaps
         self._effort = effort

@@ -31,12 +31,19 @@ def run_device_doctor(settings: Settings, environ: Mapping[str, str], *, as_json
     from mtplx_core.engine import Geometry
     from mtplx_core.fetch import default_model_dir, is_fetched
     from mtplx_core.loader import load_model
+    from mtplx_core.mtp_lane import usual_depth
+    from mtplx_core.trunk import Trunk
 
     cache_dir = cache_dir_of(settings, environ)
     if settings.model is None and not is_fetched(cache_dir):
         raise ConfigError("model", None, "run `mtplx fetch` first, or name a model", source="doctor --device")
     loaded = load_model(settings.model or default_model_dir(cache_dir), cache_dir=cache_dir)
-    geometry = Geometry(depth=1)
+    geometry = Geometry(
+        settings.decode_batch_max,
+        min(settings.max_context_tokens, loaded.max_context),
+        usual_depth(Trunk(loaded.model)) if settings.depth is None else settings.depth,
+        settings.prefill_chunk_tokens,
+    )
     if not as_json:
         click.echo(f"{loaded.identity}, matrix products: {product}")
     checks: list[Check] = []

@@ -20,7 +20,7 @@ class CostTable:
     """Cost of one cycle over (rows, depth), interpolated over rows, or over positions where rows do not tell.
 
     Args:
-        measured: costs by (rows, depth); every depth up to the largest needs at least one entry.
+        measured: costs by (rows, depth).
     """
 
     def __init__(self, measured: Mapping[tuple[int, int], float]) -> None:
@@ -29,10 +29,6 @@ class CostTable:
         self._counts: Counter[tuple[int, int]] = Counter()
         self._starts: dict[tuple[int, int], float] = {}
         """What was interpolated from the seed."""
-
-    @property
-    def max_depth(self) -> int:
-        return max(depth for _, depth in self._seed)
 
     def cost(self, rows: int, depth: int) -> float:
         """What a cycle is expected to take; unseen ones are scaled as the seen ones differ from the start table."""

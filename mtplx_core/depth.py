@@ -132,6 +132,8 @@ class AdaptiveDepth:
     """Of cycles in which the head does not draft."""
     draft_shares: CostTable | None = None
     """Of each draft of the head, in plain cycles of as many rows; None: nothing."""
+    head_depth_max: int | None = None
+    """The most of a cycle's drafts that the head makes; None: all of them."""
     _depth: int = 0
     _cycles_at: Counter[int] = field(default_factory=Counter)
     """By depth."""
@@ -188,7 +190,9 @@ class AdaptiveDepth:
         cost, draft = self.costs.cost(promise.rows, depth), self._draft_cost(promise.rows)
         ways = (
             _Way(promise.tokens(depth, head_depth) / (cost + head_depth * draft), head_depth)
-            for head_depth in promise.head_depths(depth)
+            for head_depth in promise.head_depths(
+                depth if self.head_depth_max is None else min(depth, self.head_depth_max)
+            )
         )
         return max(ways, key=lambda way: way.gain)
 
@@ -238,9 +242,9 @@ class _Promise:
         either = zip(self._found, self._either, strict=True)
         return tuple(chance > 0 and lookup[depth] >= head[head_depth] for chance, (lookup, head) in either)
 
-    def head_depths(self, depth: int) -> Sequence[int]:
+    def head_depths(self, most: int) -> Sequence[int]:
         """How many of the drafts the head might make."""
-        return range(depth + 1) if self._is_known and any(self._found) else (depth,)
+        return range(most + 1) if self._is_known and any(self._found) else (most,)
 
 
 def _chain(first: float, further: float, depth: int) -> list[float]:

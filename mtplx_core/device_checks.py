@@ -22,6 +22,7 @@ from mtplx_core.loader import LoadedModel
 from mtplx_core.mtp_batch import MtpBatchEngine, MtpOptions
 from mtplx_core.probe import load_or_probe, time_forward
 from mtplx_core.trunk import Trunk
+from mtplx_core.unfused_attention import fused_positions
 
 _MIB = 1024 * 1024
 _SLOW_FIRST_CYCLE = 5.0
@@ -89,12 +90,12 @@ def check_fused_attention(trunk: Trunk, geometry: Geometry) -> Check:
     """Whether attention of a verify step stays within what the fused GPU kernel takes."""
     name = "attention of a verify step is fused"
     shape = new_trunk_cache(trunk, max_positions=1).attention[0].shape
-    per_group = trunk.query_heads // shape.heads * (geometry.depth + 1)
-    sizes = f"head size {shape.key_size}/{shape.value_size}, {per_group} queries per key head, depth {geometry.depth}"
+    shared, positions = trunk.query_heads // shape.heads, geometry.depth + 1
+    sizes = f"head size {shape.key_size}/{shape.value_size}, {shared} queries per key head, {positions} positions"
     if mx.default_device() != mx.Device(mx.gpu):
         return Check(name, True, f"{sizes}; this CPU has no fused kernel, every depth runs unfused")
     sizes_fit = (shape.key_size, shape.value_size) in {(64, 64), (96, 96), (128, 128), (256, 256), (192, 128)}
-    fits = sizes_fit and per_group <= 32 and geometry.depth < 8
+    fits = sizes_fit and positions <= fused_positions(shared)
     return Check(name, fits, sizes if fits else f"{sizes}; outside what the kernel takes, depth should be lower")
 
 

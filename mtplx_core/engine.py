@@ -27,6 +27,10 @@ class Profile(StrEnum):
     B1_EXACT = "b1-exact"
 
 
+USUAL_DEPTH = 7
+"""Most tokens drafted per row and cycle where nobody says: what lookup finds in repetitions is right for many."""
+
+
 @dataclass(frozen=True, slots=True)
 class Geometry:
     """A lane's bounds."""

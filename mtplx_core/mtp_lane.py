@@ -8,9 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import mlx.core as mx
+
 from mtplx_core.cost_table import assumed_costs, assumed_draft_shares
 from mtplx_core.depth import AdaptiveDepth, FixedDepth
-from mtplx_core.engine import Engine, Geometry, Profile
+from mtplx_core.engine import USUAL_DEPTH, Engine, Geometry, Profile
 from mtplx_core.errors import ModelLoadError
 from mtplx_core.head_check import require_useful_head
 from mtplx_core.heads.attached import load_attached_head, shipped_head
@@ -22,6 +24,7 @@ from mtplx_core.mtp_batch import MtpBatchEngine, MtpOptions
 from mtplx_core.probe import load_or_probe
 from mtplx_core.serial import SerialEngine
 from mtplx_core.trunk import Trunk
+from mtplx_core.unfused_attention import fused_positions
 
 logger = logging.getLogger(__name__)
 
@@ -63,9 +66,20 @@ def build_mtp_engine(
         chunk_tokens = probe.chunk_tokens
         measured = max(depth for _, depth in probe.seconds)
     most = deepest(geometry.depth, measured, has_experts=has_experts(loaded.config))
-    policy = AdaptiveDepth(most, costs, shares) if most else FixedDepth(0)
+    head_depth_max = None if head is None else head.max_depth
+    policy = AdaptiveDepth(most, costs, shares, head_depth_max) if most else FixedDepth(0)
     options = MtpOptions(policy=policy, chunk_tokens=chunk_tokens, overlaps=overlaps, clock=clock)
     return MtpBatchEngine(loaded, geometry, head=head, options=options)
+
+
+def usual_depth(trunk: Trunk) -> int:
+    """The most tokens drafted per cycle where nobody says.
+
+    On a GPU a verify step stays within what MLX's fused attention for few queries takes.
+    """
+    if mx.default_device() != mx.Device(mx.gpu):
+        return USUAL_DEPTH
+    return max(1, min(USUAL_DEPTH, fused_positions(trunk.query_heads // trunk.key_heads) - 1))
 
 
 def deepest(depth: int, measured: int, *, has_experts: bool) -> int:

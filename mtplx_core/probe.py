@@ -37,6 +37,8 @@ _FOR_CHUNKS = 0.25
 """Of the budget."""
 _CHUNK_CYCLES = 2.0
 """A prefill chunk may cost this many cycles of the full batch."""
+_EVERY_DEPTH_TO = 3
+"""Beyond it every other depth is measured."""
 _TILE_EDGES = (4, 5, 8, 16, 32, 33, 64)
 """Row counts at which matrix kernels change; only a GPU has such edges."""
 
@@ -52,14 +54,12 @@ class Probe:
     """By head, what a draft of it costs beside a plain step of so many rows."""
 
     def cost_table(self, geometry: Geometry) -> CostTable:
-        """Costs for a depth policy; depths without a measurement are filled in from the assumed growth."""
-        assumed = assumed_costs(rows=geometry.decode_batch_max, depth=geometry.depth)
-        measured = dict(self.seconds)
-        unit = measured[1, 0] / assumed.cost(1, 0)
-        for depth in range(geometry.depth + 1):
-            if not any(at == depth for _, at in measured):
-                measured[1, depth] = assumed.cost(1, depth) * unit
-        return CostTable({(rows, depth): cost for (rows, depth), cost in measured.items() if depth <= geometry.depth})
+        """Costs for a depth policy; where no draft was measured, they grow as assumed."""
+        measured = {(rows, depth): cost for (rows, depth), cost in self.seconds.items() if depth <= geometry.depth}
+        if not any(depth for _, depth in measured):
+            assumed = assumed_costs(rows=geometry.decode_batch_max, depth=geometry.depth)
+            measured[1, geometry.depth] = measured[1, 0] * assumed.cost(1, geometry.depth) / assumed.cost(1, 0)
+        return CostTable(measured)
 
     def share_table(self, head: Head) -> CostTable:
         """What a draft of this head costs in plain steps, by rows."""
@@ -192,11 +192,9 @@ def _grid(geometry: Geometry) -> Iterator[tuple[int, int]]:
     if mx.default_device() == mx.Device(mx.gpu):
         positions = range(1, geometry.depth + 2)
         widths |= {edge // count for edge in _TILE_EDGES for count in positions if 1 <= edge // count <= most}
-    order = sorted(widths, key=lambda width: (width not in (1, most), width))
-    for depth in range(geometry.depth + 1):
-        yield from ((width, depth) for width in order[:2])
-    for width in order[2:]:
-        yield from ((width, depth) for depth in range(geometry.depth + 1))
+    depths = [at for at in range(geometry.depth + 1) if at <= _EVERY_DEPTH_TO or at % 2 or at == geometry.depth]
+    points = [(width, depth) for width in widths for depth in depths]
+    yield from sorted(points, key=lambda point: (point[0] not in (1, most), point[0] * (point[1] + 1), point))
 
 
 def _fitting_chunk(

@@ -41,6 +41,7 @@ class Trunk:
         self.hidden_size = int(owner.args.hidden_size)
         self.vocab_size = int(owner.args.vocab_size)
         self.query_heads = int(owner.args.num_attention_heads)
+        self.key_heads = int(getattr(owner.args, "num_key_value_heads", None) or self.query_heads)
         self.dtype: mx.Dtype = self.embed(mx.zeros((1, 1), mx.int32)).dtype
 
     @property

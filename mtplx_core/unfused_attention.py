@@ -15,7 +15,19 @@ from mlx_lm.models.base import scaled_dot_product_attention
 from mtplx_core.ragged_cache import RaggedLayer, Run
 from mtplx_core.rebinding import rebound
 
+_FUSED_POSITIONS = 8
+_FUSED_QUERIES = 32
+"""Of one key head, over all positions."""
 _NAME = scaled_dot_product_attention.__name__
+
+
+def fused_positions(queries_per_key: int) -> int:
+    """Positions of a verify step that MLX's fused attention for few queries takes.
+
+    Args:
+        queries_per_key: query heads that share a key head.
+    """
+    return min(_FUSED_POSITIONS, _FUSED_QUERIES // queries_per_key)
 
 
 class _Routed:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from mtplx_core.engine import Geometry, Profile, SchedulerMode
+from mtplx_core.engine import USUAL_DEPTH, Geometry, Profile, SchedulerMode
 
 EngineName = Literal["mlx", "scripted"]
 
@@ -28,9 +28,6 @@ class ScriptConfig:
     """A prompt that holds this text makes the engine's step raise at its first token; empty: none does."""
 
 
-DEPTH_WITHOUT_HEAD = 1
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
     """One worker."""
@@ -50,7 +47,8 @@ class WorkerConfig:
     """Prompt and completion of one row; the model's own bound if that is lower."""
     prefill_chunk_tokens: int = 512
     depth: int | None = None
-    """Most tokens drafted per row and cycle, for the mode `mtp_batch` only; None: as many as the head was made for."""
+    """Most tokens drafted per row and cycle, for the mode `mtp_batch` only; None: 7, or
+    fewer where a GPU's fused attention takes fewer positions. A head drafts no deeper than it was made for."""
     head: Path | None = None
     """Folder of a head that drafts, for the mode `mtp_batch` only; without one it drafts from the row's own text."""
     token_budget: int = 0
@@ -88,4 +86,4 @@ class WorkerConfig:
 
     @property
     def _depth(self) -> int:
-        return DEPTH_WITHOUT_HEAD if self.depth is None else self.depth
+        return USUAL_DEPTH if self.depth is None else self.depth

@@ -57,6 +57,8 @@ class MlxLane:
         from mtplx_core.build import build_engine
         from mtplx_core.loader import read_weights, weight_bytes
         from mtplx_core.memory import plan_this_machine
+        from mtplx_core.mtp_lane import usual_depth
+        from mtplx_core.trunk import Trunk
 
         assert self._loaded is not None, "describe() comes first"
         read_weights(self._loaded)
@@ -66,8 +68,8 @@ class MlxLane:
         assert config.mode is not None, "describe() settles it"
         head = self._find_head() if config.mode is SchedulerMode.MTP_BATCH else None
         geometry = config.geometry
-        if head is not None and config.depth is None:
-            geometry = replace(geometry, depth=head.max_depth)
+        if config.mode is SchedulerMode.MTP_BATCH and config.depth is None:
+            geometry = replace(geometry, depth=usual_depth(Trunk(self._loaded.model)))
         return build_engine(
             config.mode,
             self._loaded,

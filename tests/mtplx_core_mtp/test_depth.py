@@ -19,7 +19,7 @@ def odds(*, right: float, further: float = 0.8) -> Odds:
 
 def settled(policy: AdaptiveDepth, rows: Sequence[Odds], found: Sequence[bool] | None = None) -> Drafting:
     """What a policy chooses once it has had time to go as deep as it likes."""
-    for _ in range(10):
+    for _ in range(25):
         chosen = policy.choose(rows, found)
     return chosen
 
@@ -269,6 +269,27 @@ def test_head_drafts_no_further_than_pays_beside_rows_that_lookup_drafts_for(
     assert settled(policy, [row, row], found)[:2] == depths
 
 
+@pytest.mark.parametrize(
+    ("lookup_right", "found", "depths"),
+    [
+        (0.95, [True], (7, 0)),
+        (0.95, None, (7, 3)),
+        (0.95, [False], (3, 3)),
+        (0.01, [True], (3, 3)),
+        (0.01, None, (3, 3)),
+    ],
+    ids=str,
+)
+def test_lookup_drafts_deeper_than_the_head_was_made_for(
+    lookup_right: float, found: list[bool] | None, depths: tuple[int, int]
+) -> None:
+    row = Odds(0.9, lookup_right, lookup_further=0.95, head_right=0.9, head_instead=0.9, head_further=0.9)
+    costs = CostTable({(1, depth): 1.0 + 0.05 * depth for depth in range(8)})
+    policy = AdaptiveDepth(7, costs, CostTable({(1, 0): 0.05}), head_depth_max=3)
+
+    assert settled(policy, [row], found)[:2] == depths
+
+
 def test_cycle_in_which_the_head_drafts_tells_of_both_costs() -> None:
     costs, shares = CostTable({(1, 0): 1.0, (1, 2): 1.6}), CostTable({(1, 0): 0.2})
     policy = AdaptiveDepth(2, costs, shares)
@@ -340,5 +361,4 @@ def test_early_sightings_move_a_cost_faster_than_later_ones() -> None:
 def test_assumed_costs_rise_with_rows_and_depth() -> None:
     table = assumed_costs(rows=8, depth=3)
 
-    assert table.max_depth == 3
     assert table.cost(8, 3) > table.cost(8, 0) > table.cost(1, 0)

@@ -24,7 +24,7 @@ from tests.mtplx_core_mtp.conftest import random_head
 from tests.support.depths import Scheduled
 from tests.support.models import VOCAB_SIZE, tiny_llama
 
-GEOMETRY = Geometry(decode_batch_max=4, max_context_tokens=200, depth=3, prefill_chunk_tokens=16)
+GEOMETRY = Geometry(decode_batch_max=4, max_context_tokens=200, depth=7, prefill_chunk_tokens=16)
 SAMPLED = Sampling(temperature=0.9, top_p=0.9, seed=77)
 LOOPING = tuple(range(40, 48)) * 3
 POISON = 200
@@ -61,7 +61,7 @@ def rows_of(*, sampling: Sampling) -> list[Row]:
     ]
 
 
-@pytest.mark.parametrize("depths", [(0,), (1,), (3,), (0, 2, 0, 0, 3, 1), (0,) * 20 + (2,)], ids=str)
+@pytest.mark.parametrize("depths", [(0,), (1,), (7,), (0, 2, 0, 0, 7, 1), (0,) * 20 + (2,)], ids=str)
 @pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("has_head", [False, True], ids=["lookup", "head"])
 def test_engine_passes_the_audit_at_every_depth_schedule(

@@ -18,9 +18,10 @@ from mtplx_core.errors import LaneIsolationError, UnsupportedModeError
 from mtplx_core.heads.attached import AttachedHead
 from mtplx_core.isolation import inside_mtp_lane, refuse_inside_mtp_lane
 from mtplx_core.loader import LoadedModel
-from mtplx_core.mtp_lane import build_mtp_engine
+from mtplx_core.mtp_lane import build_mtp_engine, usual_depth
 from mtplx_core.probe import Probe, draft_shares, load_or_probe, probe_forwards
 from mtplx_core.trunk import Trunk
+from mtplx_core.unfused_attention import fused_positions
 from tests.mtplx_core.driving import run
 from tests.support.models import CONFIG
 
@@ -115,6 +116,31 @@ def test_lane_with_a_head_is_probed_at_start_and_decodes(
 
     assert len(run(engine, [Row("row", (5, 6, 7), 8, ignore_eos=True)]).tokens["row"]) == 8
     assert list(tmp_path.iterdir())
+
+
+def test_probe_of_a_deep_lane_leaves_out_depths_and_interpolates_them(loaded: LoadedModel) -> None:
+    clock, deep = ticking(0.001), Geometry(decode_batch_max=4, max_context_tokens=256, depth=7, prefill_chunk_tokens=64)
+
+    probe = probe_forwards(Trunk(loaded.model), deep, clock=lambda: next(clock))
+    costs = Probe({(1, 0): 1.0, (1, 3): 1.3, (1, 5): 1.7, (1, 7): 2.1}, 64).cost_table(deep)
+
+    assert {(rows, depth) for rows in (1, 2, 4) for depth in (0, 1, 2, 3, 5, 7)} == probe.seconds.keys()
+    assert [costs.cost(1, depth) for depth in (4, 6)] == pytest.approx([1.5, 1.9])
+
+
+@pytest.mark.parametrize(("queries_per_key", "positions"), [(1, 8), (4, 8), (5, 6), (8, 4), (16, 2), (32, 1), (64, 0)])
+def test_lane_drafts_as_deep_as_fused_attention_takes_where_there_is_one(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, queries_per_key: int, positions: int
+) -> None:
+    trunk = Trunk(loaded.model)
+    trunk.query_heads, trunk.key_heads = queries_per_key * 2, 2
+
+    assert fused_positions(queries_per_key) == positions
+    assert usual_depth(trunk) == 7
+
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
+
+    assert usual_depth(trunk) == max(positions - 1, 1)
 
 
 def test_probe_stops_when_its_time_is_up(loaded: LoadedModel) -> None:

@@ -27,7 +27,7 @@ from tests.mtplx_core.driving import Heard, run
 from tests.mtplx_core_native.layouts import DENSE, EXPERTS_35, NEXT, SIZE, loaded_of, tiny
 from tests.support.depths import Scheduled
 
-GEOMETRY = Geometry(decode_batch_max=3, max_context_tokens=160, depth=3, prefill_chunk_tokens=16)
+GEOMETRY = Geometry(decode_batch_max=3, max_context_tokens=160, depth=7, prefill_chunk_tokens=16)
 SAMPLED = Sampling(temperature=0.9, top_p=0.9, seed=77)
 LOOPING = tuple(range(40, 48)) * 3
 
@@ -112,7 +112,7 @@ def assert_audited(loaded: LoadedModel, rows: Sequence[Row], heard: Heard) -> No
         assert len(answer) == row.max_tokens
 
 
-@pytest.mark.parametrize("depths", [(0,), (1,), (0, 2, 3, 0, 1)], ids=str)
+@pytest.mark.parametrize("depths", [(0,), (1,), (0, 2, 7, 0, 1)], ids=str)
 @pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
 def test_rows_that_accept_different_numbers_of_drafts_say_what_serial_says(
     any_kind: LoadedModel, sampling: Sampling, depths: tuple[int, ...]
@@ -124,7 +124,7 @@ def test_rows_that_accept_different_numbers_of_drafts_say_what_serial_says(
 
     assert_audited(any_kind, rows, heard)
     drafted, accepted = engine.snapshot()["drafted_by_place"], engine.snapshot()["accepted_by_place"]
-    assert all(0 < right < tried for right, tried in zip(accepted, drafted, strict=True))
+    assert all(0 < right < tried for right, tried in zip(accepted[:3], drafted[:3], strict=True))
 
 
 def test_rows_that_join_and_leave_between_cycles_say_what_serial_says(loaded: LoadedModel) -> None:

@@ -19,7 +19,7 @@ class Scheduled:
         depth = self._depths[self._cycles % len(self._depths)]
         known = found if found is not None else [True] * len(rows)
         by_lookup = tuple(has and (self._cycles + row) % 4 > 0 for row, has in enumerate(known))
-        head_depth = depth if found is None or self._cycles % 2 else min(depth, self._cycles // 2 % 3)
+        head_depth = depth if self._cycles % 2 else min(depth, self._cycles // 2 % 3)
         return Drafting(depth, head_depth, by_lookup)
 
     def see_cost(self, rows: int, depth: int, cost: float, *, head_depth: int) -> None:

@@ -112,7 +112,7 @@ async def test_worker_says_what_its_model_is(fragile: FragileServer, folder: Pat
         [card] = (await registry.cards()).values()
 
         assert record.lane is not None
-        assert record.lane.route == "llama_mtp_batch_b2_t2"
+        assert record.lane.route == "llama_mtp_batch_b2_t8"
         assert record.lane.max_context_tokens == card.max_context_tokens == 1024
         assert card.name == "tiny-llama"
         assert "tokenizer.json" in await registry.tokenizer_files(card.tokenizer)
@@ -135,8 +135,8 @@ async def test_worker_runs_plain_batching_and_says_why_when_its_model_has_other_
     assert "RotatingKVCache" in json.loads(record.fields["snapshot"])["mtp_batch_refused"]
 
 
-@pytest.mark.parametrize(("asked", "depth"), [(None, 3), (1, 1), (0, 0)])
-async def test_lane_drafts_as_deep_as_its_head_was_made_for_unless_it_is_told(
+@pytest.mark.parametrize(("asked", "depth"), [(None, 7), (1, 1), (0, 0)])
+async def test_lane_drafts_deeper_than_its_head_was_made_for_unless_it_is_told(
     fragile: FragileServer, folder: Path, monkeypatch: pytest.MonkeyPatch, asked: int | None, depth: int
 ) -> None:
     def made_for_three(_: Path | None, model: LoadedModel) -> Head:
