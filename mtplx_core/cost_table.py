@@ -16,6 +16,10 @@ _EARLY_OUTLIER = 1.3
 """The same while few were seen: a depth that looks dear is not tried again for long."""
 
 
+_MOOD = 0.03
+"""Exponent with which a sighting moves all other costs: in part it tells of how fast the machine is now."""
+
+
 class CostTable:
     """Cost of one cycle over (rows, depth), interpolated over rows, or over positions where rows do not tell.
 
@@ -25,29 +29,46 @@ class CostTable:
 
     def __init__(self, measured: Mapping[tuple[int, int], float]) -> None:
         self._seed = dict(measured)
-        self._seen: dict[tuple[int, int], float] = {}
+        self._seen: dict[int, dict[int, float]] = {}
+        """By rows and then depth."""
         self._counts: Counter[tuple[int, int]] = Counter()
         self._starts: dict[tuple[int, int], float] = {}
         """What was interpolated from the seed."""
 
     def cost(self, rows: int, depth: int) -> float:
-        """What a cycle is expected to take; unseen ones are scaled as the seen ones differ from the start table."""
-        seen = self._seen.get((rows, depth))
-        return seen if seen is not None else self._start(rows, depth) * self._scale(rows, depth)
+        """What a cycle is expected to take; unseen ones are scaled as the seen ones differ from the start table.
+
+        No cycle costs less than a shallower one. Where sightings, which are of different times, say so, both are half
+        wrong.
+        """
+        by_depth = self._seen.get(rows, {})
+        known = by_depth.get(depth)
+        if known is None:
+            known = self._start(rows, depth) * self._scale(rows, depth)
+        shallower = max((cost for at, cost in by_depth.items() if at < depth), default=0.0)
+        if known < shallower:
+            known = (known + shallower) / 2
+        deeper = min((cost for at, cost in by_depth.items() if at > depth), default=known)
+        return (known + deeper) / 2 if deeper < known else known
 
     def see(self, rows: int, depth: int, cost: float) -> None:
         """Take a sighting into account."""
-        key, known = (rows, depth), self.cost(rows, depth)
-        self._counts[key] += 1
-        if not self._seen:
-            self._seen[key] = cost
+        known, is_first_of_all = self.cost(rows, depth), not self._seen
+        self._counts[rows, depth] += 1
+        count, by_depth = self._counts[rows, depth], self._seen.setdefault(rows, {})
+        if is_first_of_all:
+            by_depth[depth] = cost
             return
-        weight = max(_WEIGHT, 1 / self._counts[key])
-        most = _OUTLIER if weight == _WEIGHT else _EARLY_OUTLIER
-        self._seen[key] = known + weight * (min(cost, most * known) - known)
+        weight = max(_WEIGHT, 1 / count)
+        cost = min(cost, (_OUTLIER if weight == _WEIGHT else _EARLY_OUTLIER) * known)
+        if count > 1:
+            self._change_mood((cost / known) ** _MOOD)
+        by_depth[depth] = known + weight * (cost - known)
 
-    def entries(self) -> dict[tuple[int, int], float]:
-        return {**self._seed, **self._seen}
+    def _change_mood(self, factor: float) -> None:
+        for by_depth in self._seen.values():
+            for depth in by_depth:
+                by_depth[depth] *= factor
 
     def _start(self, rows: int, depth: int) -> float:
         if (rows, depth) not in self._starts:
@@ -69,8 +90,9 @@ class CostTable:
         """How this machine now compares with the start table, by the nearest width and then depth that was seen."""
         if not self._seen:
             return 1.0
-        key = min(self._seen, key=lambda key: (abs(key[0] - rows), abs(key[1] - depth), key))
-        return self._seen[key] / self._start(*key)
+        width = min(self._seen, key=lambda width: (abs(width - rows), width))
+        at = min(self._seen[width], key=lambda at: (abs(at - depth), at))
+        return self._seen[width][at] / self._start(width, at)
 
 
 def _along(points: Sequence[tuple[int, float]], at: int) -> float:

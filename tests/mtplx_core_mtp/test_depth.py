@@ -336,6 +336,31 @@ def test_cost_table_scales_unseen_depths_by_what_was_seen() -> None:
     assert table.cost(1, 1) == 15.0
 
 
+def test_cost_table_takes_a_slower_machine_to_be_slower_at_every_depth_and_width() -> None:
+    table = CostTable({(1, 0): 1.0, (1, 1): 1.2, (4, 0): 1.5})
+    for rows, depth, cost in ((1, 0, 1.0), (4, 0, 1.5), (1, 1, 1.2)):
+        for _ in range(20):
+            table.see(rows, depth, cost)
+
+    for _ in range(40):
+        table.see(1, 1, 2.4)
+
+    assert table.cost(1, 1) == pytest.approx(2.4, rel=0.02)
+    assert 1.15 < table.cost(1, 0) < 1.3
+    assert table.cost(4, 0) == pytest.approx(1.5 * table.cost(1, 0))
+
+
+def test_cost_table_lets_no_cycle_be_cheaper_than_a_shallower_one() -> None:
+    table = CostTable({(1, 0): 1.0, (1, 1): 1.2, (1, 2): 1.4})
+    for depth, cost in ((0, 1.0), (1, 1.8)):
+        for _ in range(20):
+            table.see(1, depth, cost)
+    for _ in range(3):
+        table.see(1, 2, 1.4)
+
+    assert 1.0 < table.cost(1, 0) < table.cost(1, 1) <= table.cost(1, 2) < 1.8
+
+
 def test_cost_table_is_not_carried_away_by_a_pause() -> None:
     table = CostTable({(1, 0): 1.0})
     for _ in range(20):
