@@ -88,7 +88,7 @@ class MtpBatchEngine:
         self._trunk = Trunk(loaded.model)
         self._head = head
         self._device = DeviceBatch(self._trunk, geometry, head, overlaps=self._options.overlaps)
-        self._policy = self._options.policy or _default_policy(geometry, has_head=self._device.head is not None)
+        self._policy = self._options.policy or _default_policy(geometry, self._device.head)
         chunk_tokens = self._options.chunk_tokens or geometry.prefill_chunk_tokens
         self._feeder = Feeder(self._trunk, self._device.head, chunk_tokens=chunk_tokens, ends=loaded.eos_token_ids)
         self._seats = Seats()
@@ -377,11 +377,13 @@ class MtpBatchEngine:
         self._device.release()
 
 
-def _default_policy(geometry: Geometry, *, has_head: bool) -> DepthPolicy:
+def _default_policy(geometry: Geometry, head: Head | None) -> DepthPolicy:
     if geometry.depth == 0:
         return FixedDepth(0)
     costs = assumed_costs(rows=geometry.decode_batch_max, depth=geometry.depth)
-    return AdaptiveDepth(geometry.depth, costs, assumed_draft_shares() if has_head else None)
+    if head is None:
+        return AdaptiveDepth(geometry.depth, costs)
+    return AdaptiveDepth(geometry.depth, costs, assumed_draft_shares(), head.max_depth)
 
 
 def _differences(times: list[float]) -> list[float]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.llama import Model, ModelArgs
 
 from mtplx_core.build import build_engine
+from mtplx_core.depth import Odds
 from mtplx_core.engine import Geometry, Profile, Row, SchedulerMode
 from mtplx_core.errors import LaneIsolationError, UnsupportedModeError
 from mtplx_core.heads.attached import AttachedHead
 from mtplx_core.isolation import inside_mtp_lane, refuse_inside_mtp_lane
 from mtplx_core.loader import LoadedModel
+from mtplx_core.mtp_batch import MtpBatchEngine
 from mtplx_core.mtp_lane import build_mtp_engine, usual_depth
 from mtplx_core.probe import Probe, draft_shares, load_or_probe, probe_forwards
 from mtplx_core.trunk import Trunk
@@ -176,3 +179,13 @@ def test_unreadable_probe_file_is_measured_anew(loaded: LoadedModel, tmp_path: P
     path.write_text("{")
 
     assert load_or_probe(trunk, GEOMETRY, identity="tiny@1", folder=tmp_path, clock=lambda: next(clock)).seconds
+
+
+@pytest.mark.parametrize("build", [MtpBatchEngine, build_mtp_engine], ids=["engine", "lane"])
+def test_head_drafts_no_deeper_than_it_was_made_for_in_a_deeper_lane(
+    loaded: LoadedModel, head: AttachedHead, build: Callable[..., Any]
+) -> None:
+    policy = build(loaded, replace(GEOMETRY, depth=7), head=head)._policy
+    sure = Odds(lookup_found=0.0, head_right=1.0, head_further=1.0)
+
+    assert max(policy.choose([sure]).head_depth for _ in range(40)) == head.max_depth == 3
