@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mtplx_core.engine import USUAL_DEPTH
+
 if TYPE_CHECKING:
     from mtplx_core.inspection import Inspection
     from mtplx_core.memory import MemoryPlan
@@ -18,7 +20,7 @@ _MIB = 1 << 20
 @click.command()
 @click.argument("model")
 @click.option("--max-context-tokens", default=2048, show_default=True, help="Length of the row whose memory is told.")
-@click.option("--depth", default=1, show_default=True, help="Most tokens drafted per row and cycle.")
+@click.option("--depth", default=USUAL_DEPTH, show_default=True, help="Most tokens drafted per row and cycle.")
 @click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
 def inspect(*, model: str, max_context_tokens: int, depth: int, as_json: bool) -> None:
     """Say of a model, a folder or a hub id, which modes can run it, with which head, and what a row takes.

@@ -47,8 +47,8 @@ class WorkerConfig:
     """Prompt and completion of one row; the model's own bound if that is lower."""
     prefill_chunk_tokens: int = 512
     depth: int | None = None
-    """Most tokens drafted per row and cycle, for the mode `mtp_batch` only; None: 7, or
-    fewer where a GPU's fused attention takes fewer positions. A head drafts no deeper than it was made for."""
+    """Most tokens drafted per row and cycle, for the mode `mtp_batch` only; None: 7, or fewer where a GPU's fused
+    attention takes fewer positions. A head drafts no deeper than it was made for."""
     head: Path | None = None
     """Folder of a head that drafts, for the mode `mtp_batch` only; without one it drafts from the row's own text."""
     token_budget: int = 0
