@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 
+import httpx
 import pytest
 import pytest_asyncio
 
 from broker.client import Client
 from tests.support.stack import Stack
+from tests.system.breaking import Streams, http_of, streams_of
 
 LEASE_S = "2"
 """Short, and long enough for a machine with more to do than two cores can."""
@@ -30,3 +32,15 @@ async def client(stack: Stack) -> AsyncIterator[Client]:
     client = await Client.open(stack.redis_url)
     yield client
     await client.close()
+
+
+@pytest_asyncio.fixture
+async def streams(stack: Stack) -> AsyncIterator[Streams]:
+    async with streams_of(stack) as streams:
+        yield streams
+
+
+@pytest_asyncio.fixture
+async def http(stack: Stack) -> AsyncIterator[httpx.AsyncClient]:
+    async with http_of(stack) as http:
+        yield http

@@ -23,15 +23,18 @@ ROWS, BOUND = 8, 96
 CLIENT_TIME_OUT_S = 60.0
 QUICK_S = 5.0
 """What a state page may take on a machine that has more to do than it can."""
+LEASE_S = "2"
+"""Short, for the former tells its news five times in each; the same for all, else a worker beats too seldom."""
 
 
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[Stack]:
     """One worker with eight rows, and a queue that holds twelve times as many."""
     stack = Stack()
-    stack.arguments["worker"] = ("--engine", "scripted", "--script-step-s", "0.01", "--max-context-tokens", "8192")
+    script = ("--engine", "scripted", "--script-step-s", "0.01")
+    stack.arguments["worker"] = (*script, "--max-context-tokens", "8192", "--lease-s", LEASE_S)
     stack.arguments["api"] = ("--queue-requests-max", str(BOUND), "--keep-alive-s", "0.3", "--registry-age-s", "0.2")
-    stack.arguments["former"] = ("--lease-s", "1")
+    stack.arguments["former"] = ("--lease-s", LEASE_S)
     with stack:
         yield stack
 
