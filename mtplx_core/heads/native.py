@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 _CLEARLY = 0.05
-"""More agreement than chance gives another reading of the norms, on a text of 64 tokens."""
+"""More agreement than chance gives another reading of the norms, on texts of 64 tokens."""
 
 
 class Family(NamedTuple):

@@ -159,8 +159,8 @@ def test_head_below_the_floor_is_refused_with_its_figure(head: AttachedHead, tmp
 
 
 def test_agreement_of_a_head_that_is_always_right_is_one(trunk: Trunk) -> None:
-    tokens = [5, 9, 70, 9, 12, 33]
-    said = mx.argmax(trunk.logits(trunk.hidden(mx.array([tokens]))), axis=-1)[:, 1:]
+    tokens = mx.array([[5, 9, 70, 9, 12, 33], [7, 7, 8, 1, 2, 3]], mx.int32)
+    said = mx.argmax(trunk.logits(trunk.hidden(tokens)), axis=-1)[:, 1:]
 
     class Knowing(AttachedHead):
         def logits(self, hidden: mx.array) -> mx.array:
