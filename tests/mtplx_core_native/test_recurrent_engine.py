@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -99,9 +100,13 @@ def engine_of(loaded: LoadedModel, *depths: int, head: Head | None = None) -> Mt
     return MtpBatchEngine(loaded, GEOMETRY, head=head, options=MtpOptions(policy=policy, overlaps=Order.overlaps))
 
 
+@cache
+def said_by_serial(loaded: LoadedModel, row: Row) -> list[int]:
+    return run(SerialEngine(loaded, GEOMETRY), [row]).tokens[row.row_id]
+
+
 def foreseeing(loaded: LoadedModel, rows: Sequence[Row]) -> Foreseeing:
-    answers = run(SerialEngine(loaded, GEOMETRY), rows)
-    return Foreseeing(loaded.vocab_size, [(row.prompt, answers.tokens[row.row_id]) for row in rows])
+    return Foreseeing(loaded.vocab_size, [(row.prompt, said_by_serial(loaded, row)) for row in rows])
 
 
 def assert_audited(loaded: LoadedModel, rows: Sequence[Row], heard: Heard) -> None:
