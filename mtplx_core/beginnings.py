@@ -1,7 +1,7 @@
 """Keys and values of first messages, such as a system prompt, for the prompts that begin alike.
 
 A prompt of several messages is fed up to the end of its first one at once, whether that is kept here or not. So what is
-kept is bit for bit what feeding it again would give.
+kept is what feeding it again would give, bit for bit where no other prompt shared its forward.
 """
 
 from __future__ import annotations

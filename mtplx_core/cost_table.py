@@ -14,8 +14,6 @@ _OUTLIER = 2.0
 """Sightings beyond this multiple are pauses of the machine, not the price of a cycle."""
 _EARLY_OUTLIER = 1.3
 """The same while few were seen: a depth that looks dear is not tried again for long."""
-
-
 _MOOD = 0.03
 """Exponent with which a sighting moves all other costs: in part it tells of how fast the machine is now."""
 
@@ -23,12 +21,17 @@ _MOOD = 0.03
 class CostTable:
     """Cost of one cycle over (rows, depth), interpolated over rows, or over positions where rows do not tell.
 
+    Sightings are averaged in logarithms: then what others are moved adds up to a share of what the seen cost itself
+    has moved, and those not seen for a million cycles do not drift away.
+
     Args:
         measured: costs by (rows, depth).
+        has_mood: whether what one cost is seen to be tells of the others.
     """
 
-    def __init__(self, measured: Mapping[tuple[int, int], float]) -> None:
+    def __init__(self, measured: Mapping[tuple[int, int], float], *, has_mood: bool = True) -> None:
         self._seed = dict(measured)
+        self._has_mood = has_mood
         self._seen: dict[int, dict[int, float]] = {}
         """By rows and then depth."""
         self._counts: Counter[tuple[int, int]] = Counter()
@@ -36,24 +39,28 @@ class CostTable:
         """What was interpolated from the seed."""
 
     def cost(self, rows: int, depth: int) -> float:
-        """What a cycle is expected to take; unseen ones are scaled as the seen ones differ from the start table.
+        """What a cycle is expected to take.
 
         No cycle costs less than a shallower one. Where sightings, which are of different times, say so, both are half
         wrong.
         """
-        by_depth = self._seen.get(rows, {})
-        known = by_depth.get(depth)
-        if known is None:
-            known = self._start(rows, depth) * self._scale(rows, depth)
+        by_depth, known = self._seen.get(rows, {}), self.learned(rows, depth)
         shallower = max((cost for at, cost in by_depth.items() if at < depth), default=0.0)
         if known < shallower:
             known = (known + shallower) / 2
         deeper = min((cost for at, cost in by_depth.items() if at > depth), default=known)
         return (known + deeper) / 2 if deeper < known else known
 
+    def learned(self, rows: int, depth: int) -> float:
+        """What sightings of this cycle alone say; unseen, the start table scaled as the seen ones differ from it."""
+        known = self._seen.get(rows, {}).get(depth)
+        return self._start(rows, depth) * self._scale(rows, depth) if known is None else known
+
     def see(self, rows: int, depth: int, cost: float) -> None:
-        """Take a sighting into account."""
-        known, is_first_of_all = self.cost(rows, depth), not self._seen
+        """Take a sighting into account; one of nothing at all is none."""
+        if cost <= 0:
+            return
+        known, is_first_of_all = self.learned(rows, depth), not self._seen
         self._counts[rows, depth] += 1
         count, by_depth = self._counts[rows, depth], self._seen.setdefault(rows, {})
         if is_first_of_all:
@@ -61,9 +68,9 @@ class CostTable:
             return
         weight = max(_WEIGHT, 1 / count)
         cost = min(cost, (_OUTLIER if weight == _WEIGHT else _EARLY_OUTLIER) * known)
-        if count > 1:
+        if count > 1 and self._has_mood:
             self._change_mood((cost / known) ** _MOOD)
-        by_depth[depth] = known + weight * (cost - known)
+        by_depth[depth] = known * (cost / known) ** weight
 
     def _change_mood(self, factor: float) -> None:
         for by_depth in self._seen.values():
@@ -112,4 +119,4 @@ def assumed_costs(*, rows: int, depth: int) -> CostTable:
 
 def assumed_draft_shares() -> CostTable:
     """What a draft of the head costs in plain steps, where nobody has measured it."""
-    return CostTable({(1, 0): 0.05})
+    return CostTable({(1, 0): 0.05}, has_mood=False)

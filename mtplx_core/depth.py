@@ -151,10 +151,11 @@ class AdaptiveDepth:
         if (kind := (rows, depth, head_depth > 0)) not in self._kinds_seen:
             self._kinds_seen.add(kind)
             return  # it may have paid for what is done once
-        change = cost / (self.costs.cost(rows, depth) + head_depth * self._draft_cost(rows))
-        self.costs.see(rows, depth, change * self.costs.cost(rows, depth))
+        learned = self.costs.learned(rows, depth)
+        change = cost / (learned + head_depth * self._draft_cost(rows))
+        self.costs.see(rows, depth, change * learned)
         if head_depth and self.draft_shares is not None:
-            self.draft_shares.see(rows, 0, change * self.draft_shares.cost(rows, 0))
+            self.draft_shares.see(rows, 0, change * self.draft_shares.learned(rows, 0))
 
     def _settled(self, ways: Sequence[_Way]) -> int:
         """The depth to stay at or to go to, or now and then the one beside it."""

@@ -18,6 +18,7 @@ from mtplx_core.drafters import PENDING_LIMIT, HeadDrafter, LiftedPairs, look_up
 from mtplx_core.engine import Geometry, Sampling
 from mtplx_core.heads.base import Head
 from mtplx_core.logprobs import LogprobArrays, logprob_arrays
+from mtplx_core.memory import VERIFY_COPIES
 from mtplx_core.penalties import RowHistory
 from mtplx_core.prefill import Prefill
 from mtplx_core.ragged_cache import LayerShape, RaggedCache, cache_arrays, layer_shapes, plain_caches
@@ -68,7 +69,7 @@ class Started(NamedTuple):
     """The first token that lookup found, -1 where it found nothing, (rows,) int32; None where the host looked."""
     logprobs: LogprobArrays | None
     stages: tuple[Any, ...]
-    """What drafting, verifying and choosing end in, for a cycle that is timed stage by stage."""
+    """What drafting, verifying and choosing end in, where the cycle is timed stage by stage."""
 
 
 class _Guess(NamedTuple):
@@ -142,12 +143,13 @@ class DeviceBatch:
         return self._cache.nbytes + (self._drafter.cache.nbytes if self._drafter else 0)
 
     def row_bytes(self, tokens: int) -> int:
-        """Keys and values of one row, in the steps the caches grow by, and its token history."""
-        most = tokens + (CYCLES_AHEAD + 1) * (self._geometry.depth + 1)
+        """Keys and values of one row, in the steps the caches grow by, its token history, and a cycle's work on it."""
+        positions = self._geometry.depth + 1
+        most = tokens + (CYCLES_AHEAD + 1) * positions
         total = self._cache.row_bytes(most)
         if self._drafter is not None:
             total += self._drafter.cache.row_bytes(most + PENDING_LIMIT)
-        return total + 4 * self._history_tokens
+        return total + 4 * self._history_tokens + 4 * VERIFY_COPIES * positions * self.trunk.vocab_size
 
     def seat(self, slot: int, prefill: Prefill) -> None:
         """Take a prefilled row into a slot, its own or the one behind the last."""
@@ -227,7 +229,8 @@ class DeviceBatch:
         rest = (shown, logprobs, self._state, pending, self._sampler.arrays, states)
         if not plan.is_timed:
             mx.async_eval(rest)  # type: ignore[no-untyped-call]  # mlx annotates only in part
-        return Started(*shown, logprobs, (drafts, forward.logits, rest))
+        # The logits of a whole vocabulary are not kept until they are read.
+        return Started(*shown, logprobs, (drafts, forward.logits, rest) if plan.is_timed else ())
 
     def settle(self, chosen: Sequence[Sequence[int]], taken: Sequence[int]) -> None:
         """Advance the rows by what the host read of the last cycle in turn.

@@ -102,6 +102,7 @@ class RowCycle(NamedTuple):
     """Rows it was decoded with, itself included."""
     drafted: int = 0
     accepted: int = 0
+    """Drafts among the tokens it got: none of those behind the token that ends it."""
 
 
 class RowTokens(NamedTuple):

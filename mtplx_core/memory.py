@@ -22,6 +22,8 @@ _SHARE, _SMALL_SHARE = 0.75, 0.67
 _CACHE_SHARE, _CACHE_MOST = 0.05, 8 * _GIB
 _TRANSIENT_SHARE = 0.04
 """For what a prefill chunk and a cycle make and drop."""
+VERIFY_COPIES = 8
+"""Arrays as large as its logits that a verify step with all sampling options has at once; 7.6 were seen."""
 LEAST_TOKENS = 256
 """A lane whose rows could hold less is not worth running."""
 

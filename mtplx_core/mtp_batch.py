@@ -269,7 +269,7 @@ class MtpBatchEngine:
             parked=frozenset(slots) - lengths.keys(),
             by_lookup=by_lookup,
             guesses=guesses,
-            head_depth=drafting.head_depth,
+            head_depth=0 if self._device.head is None else drafting.head_depth,
             top_logprobs=max(asked, default=None),
             is_timed=self._telemetry.cycles % TIMED_EVERY == TIMED_EVERY - 1,
         )
@@ -346,7 +346,7 @@ class MtpBatchEngine:
                 break
         fresh = tuple(seat.tokens[position:])
         self._telemetry.tokens += len(fresh)
-        cycle = RowCycle(len(flight.seats), drafted, min(len(tokens) - 1, drafted))
+        cycle = RowCycle(len(flight.seats), drafted, min(len(tokens) - 1, drafted, len(fresh)))
         arrays, logprobs = flight.started.logprobs, None
         if arrays is not None and seat.row.top_logprobs is not None:
             logprobs = row_logprobs(arrays, row=slot, count=len(fresh), top=seat.row.top_logprobs)

@@ -1,7 +1,7 @@
 """Feeds one row's prompt to the trunk, and to the head, in chunks whose boundaries depend on the prompt alone.
 
-A row is prefilled in caches of its own, of mlx-lm's plain kind, so that neither its neighbours nor their number
-touch its keys and values. Moving them into the batch is not done here.
+A row is prefilled in caches of its own, of mlx-lm's plain kind: while it is fed here, neither its neighbours nor their
+number touch its keys and values. Moving them into the batch, or a forward shared with other prompts, is not done here.
 """
 
 from __future__ import annotations

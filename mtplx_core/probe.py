@@ -63,7 +63,7 @@ class Probe:
 
     def share_table(self, head: Head) -> CostTable:
         """What a draft of this head costs in plain steps, by rows."""
-        return CostTable({(rows, 0): share for rows, share in self.draft_shares[head.name].items()})
+        return CostTable({(rows, 0): share for rows, share in self.draft_shares[head.name].items()}, has_mood=False)
 
 
 def probe_forwards(trunk: Trunk, geometry: Geometry, *, clock: Callable[[], float], budget_s: float = 10.0) -> Probe:

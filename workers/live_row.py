@@ -115,8 +115,8 @@ class LiveRow:
 
     def take(self, new: RowTokens) -> bool:
         """Take new tokens from the engine; whether a stop string has ended the row."""
-        self.stats = self.stats.after(new.cycle)
         kept = self.text.feed(new.tokens)
+        self.stats = self.stats.after(new.cycle._replace(accepted=min(new.cycle.accepted, kept.size)))
         self.packed += pack_tokens(new.tokens[: kept.size])
         if new.logprobs is not None:
             self.logprobs += [Logprob(*scores) for scores in new.logprobs[: kept.size]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from mtplx_core.cost_table import CostTable, assumed_costs
@@ -368,7 +369,44 @@ def test_cost_table_is_not_carried_away_by_a_pause() -> None:
 
     table.see(1, 0, 1000.0)
 
-    assert table.cost(1, 0) == pytest.approx(1.1)
+    assert table.cost(1, 0) == pytest.approx(2.0**0.1)
+
+
+def test_cost_table_takes_no_cycle_to_be_free() -> None:
+    table = CostTable({(1, 0): 1.0, (1, 1): 1.2})
+    for depth in (0, 1):
+        for _ in range(3):
+            table.see(1, depth, 0.0)
+
+    assert (table.cost(1, 0), table.cost(1, 1)) == (1.0, 1.2)
+
+
+@pytest.mark.parametrize("deeper", [1.2, 0.9], ids=["dearer", "cheaper than a shallower one"])
+def test_costs_that_are_not_seen_for_long_do_not_drift_away(deeper: float) -> None:
+    rng = np.random.default_rng(3)
+    table = CostTable({(1, 0): 1.0, (1, 1): 1.2, (8, 0): 2.0, (8, 1): 2.4})
+    for _ in range(20):
+        table.see(1, 0, 1.0)
+
+    for cost in rng.lognormal(sigma=0.2, size=20_000):
+        table.see(8, 0, 2.0 * cost)
+        table.see(8, 1, 2.0 * deeper * cost)
+
+    assert table.cost(1, 0) == pytest.approx(1.0, rel=0.2)
+    assert table.cost(8, 1) == pytest.approx(2.0 * max(deeper, 0.95), rel=0.2)
+
+
+def test_drafts_stay_dear_though_deeper_cycles_look_cheaper_than_shallower_ones() -> None:
+    rng = np.random.default_rng(4)
+    costs, shares = CostTable({(1, 0): 1.0, (1, 1): 1.1}), CostTable({(1, 0): 0.2}, has_mood=False)
+    policy = AdaptiveDepth(1, costs, shares)
+
+    for noise in rng.lognormal(sigma=0.1, size=20_000):
+        policy.see_cost(1, 0, 1.0 * noise, head_depth=0)
+        policy.see_cost(1, 1, 0.9 * noise, head_depth=0)
+        policy.see_cost(1, 1, 1.1 * noise, head_depth=1)
+
+    assert shares.cost(1, 0) == pytest.approx(0.2, rel=0.2)
 
 
 def test_early_sightings_move_a_cost_faster_than_later_ones() -> None:
@@ -380,7 +418,9 @@ def test_early_sightings_move_a_cost_faster_than_later_ones() -> None:
         table.see(1, 1, seen)
         costs.append(table.cost(1, 1))
 
-    assert costs == pytest.approx([5.2, 3.6, 3.6 - 1.6 / 3, 2.8])
+    second = (5.2 * 2.0) ** (1 / 2)
+    third = second ** (2 / 3) * 2.0 ** (1 / 3)
+    assert costs == pytest.approx([5.2, second, third, third ** (3 / 4) * 2.0 ** (1 / 4)])
 
 
 def test_assumed_costs_rise_with_rows_and_depth() -> None:

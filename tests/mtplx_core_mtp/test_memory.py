@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
 import pytest
+from mlx_lm.models.llama import Model, ModelArgs
 
 from mtplx_core.build import build_engine
-from mtplx_core.engine import Geometry, SchedulerMode
+from mtplx_core.depth import FixedDepth
+from mtplx_core.engine import Geometry, Row, Sampling, SchedulerMode
 from mtplx_core.errors import UnsupportedModeError
 from mtplx_core.memory import fit_geometry, plan_memory, plan_this_machine
-from tests.support.models import tiny_llama
+from mtplx_core.mtp_batch import MtpBatchEngine, MtpOptions
+from tests.support.models import CONFIG, tiny_llama
 
 GIB = 1 << 30
 
@@ -65,3 +72,22 @@ def test_engine_is_narrowed_to_the_memory_it_is_given(mode: SchedulerMode) -> No
 
     assert engine.geometry.decode_batch_max == 3
     assert engine.geometry.decode_batch_max * engine.row_bytes(512) <= memory_bytes
+
+
+def test_rows_carry_what_a_deep_cycle_makes_of_a_large_vocabulary() -> None:
+    config = {**CONFIG, "vocab_size": 50_000, "num_hidden_layers": 1}
+    model: Any = Model(ModelArgs.from_dict(config))  # type: ignore[no-untyped-call]  # mlx-lm annotates in part
+    loaded = replace(tiny_llama(), model=model, vocab_size=50_000)
+    geometry = Geometry(4, 128, depth=7)
+    engine = MtpBatchEngine(loaded, geometry, options=MtpOptions(policy=FixedDepth(7)))
+    sampling = Sampling(temperature=0.8, top_p=0.9, top_k=50, min_p=0.01, frequency_penalty=0.2)
+    for name in "abcd":
+        engine.admit(Row(name, (5, 6, 7), 100, sampling, ignore_eos=True, top_logprobs=5))
+    while engine.snapshot()["cycles"] < 2:
+        engine.step()
+
+    without_rows = mx.get_active_memory() - engine.snapshot()["kv_bytes"]
+    mx.reset_peak_memory()
+    engine.step()
+
+    assert mx.get_peak_memory() - without_rows <= 4 * engine.row_bytes(128)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
-import mlx.core as mx
 import pytest
 
 from mtplx_core.audit import audit, compare
@@ -22,7 +22,8 @@ from mtplx_core.serial import SerialEngine
 from tests.mtplx_core.driving import Heard, run
 from tests.mtplx_core_mtp.conftest import random_head
 from tests.support.depths import Scheduled
-from tests.support.models import VOCAB_SIZE, tiny_llama
+from tests.support.knowing_head import KnowingHead
+from tests.support.models import tiny_llama
 
 GEOMETRY = Geometry(decode_batch_max=4, max_context_tokens=200, depth=7, prefill_chunk_tokens=16)
 SAMPLED = Sampling(temperature=0.9, top_p=0.9, seed=77)
@@ -93,44 +94,28 @@ def test_a_head_that_knows_the_answer_is_accepted_every_time(loaded: LoadedModel
     assert heard.ends["r1"].stats.cycles < len(heard.tokens["r1"])
 
 
-class KnowingHead:
-    """Drafts from finished answers by the pair's place and token, and fails on a pair out of place.
+@pytest.mark.parametrize("longest", range(1, 6))
+def test_drafts_behind_the_token_that_ends_a_row_are_not_counted_as_accepted(loaded: LoadedModel, longest: int) -> None:
+    row = rows_of(sampling=Sampling())[1]
+    answer = run(SerialEngine(loaded, GEOMETRY), [row]).tokens[row.row_id]
+    engine = engine_of(loaded, 3, head=KnowingHead(loaded, [(row.prompt, answer)]))
 
-    Its one layer caches positions as keys, so that offsets, feeding and rejection of the real bookkeeping are used.
-    """
+    heard = run(engine, [replace(row, max_tokens=longest)])
 
-    name = "knowing"
-    max_depth = 3
-    cached_layers = 1
+    stats = heard.ends[row.row_id].stats
+    assert heard.tokens[row.row_id] == answer[:longest]
+    assert sum(stats.accepted) <= longest
+    assert sum(stats.accepted) >= longest - stats.cycles
 
-    def __init__(self, loaded: LoadedModel, answers: Sequence[tuple[tuple[int, ...], list[int]]]) -> None:
-        self.draft_ids = mx.arange(VOCAB_SIZE, dtype=mx.int32)
-        self._next: dict[tuple[int, int, int], int] = {}
-        for prompt, answer in answers:
-            sequence = [*prompt, *answer, 0, 0, 0, 0]
-            for place in range(len(sequence) - 2):
-                self._next[len(prompt), place, sequence[place + 1]] = sequence[place + 2]
 
-    def __call__(
-        self, hidden: mx.array, tokens: mx.array, cache: list[Any] | None = None, mask: Any = "causal"
-    ) -> mx.array:
-        assert cache is not None
-        rows, positions = tokens.shape
-        offset: Any = cache[0].offset
-        offset = offset if isinstance(offset, mx.array) else mx.full((rows,), offset)
-        at = offset[:, None] + mx.arange(positions)
-        entry = mx.broadcast_to(at[:, None, :, None].astype(mx.float32), (rows, 1, positions, 2))
-        cache[0].update_and_fetch(entry, entry)
-        return mx.stack([at.astype(mx.float32), tokens.astype(mx.float32)], axis=-1)
+def test_row_of_which_nothing_was_drafted_counts_no_drafts(loaded: LoadedModel) -> None:
+    row = Row("row", (5, 6, 7), 12, ignore_eos=True)
 
-    def logits(self, hidden: mx.array) -> mx.array:
-        places: Any = hidden[:, 0].tolist()
-        logits = mx.zeros((len(places), 1, VOCAB_SIZE))
-        for row, (place, token) in enumerate(places):
-            known = {after for (_, at, seen), after in self._next.items() if (at, seen) == (int(place), int(token))}
-            for after in known:
-                logits[row, 0, after] = 1.0
-        return logits
+    heard = run(engine_of(loaded, 7), [row])
+
+    text = [*row.prompt, *heard.tokens["row"]]
+    assert len(set(pairwise(text))) == len(text) - 1, "it repeats itself, so lookup finds something"
+    assert sum(heard.ends["row"].stats.drafted) == 0
 
 
 def test_rows_are_bit_equal_whatever_the_neighbours_say_and_when_they_leave(

@@ -21,7 +21,7 @@ from broker.wire import (
     decode_events,
 )
 from broker.wire import pack_tokens as pack
-from mtplx_core.engine import PrefillProgress, RowEnd, RowStats, RowTokens, StepResult, TokenLogprob
+from mtplx_core.engine import PrefillProgress, RowCycle, RowEnd, RowStats, RowTokens, StepResult, TokenLogprob
 from mtplx_core.engine import Sampling as EngineSampling
 from workers.live_row import LiveRow, end_of
 from workers.row_table import PROGRESS_EVERY_S, RowTable
@@ -55,6 +55,15 @@ def ended(name: str, reason: Any, message: str = "") -> StepResult:
 
 def commit_all(table: RowTable, result: CommitResult | None = None) -> list[LiveRow]:
     return table.take_commit(table.gather(0.0), result or CommitResult())
+
+
+def test_drafts_behind_a_stop_string_are_not_counted_as_accepted() -> None:
+    stopped = row(stops=(b"b",))
+
+    stopped.take(RowTokens("a:1", 0, (97, 98, 99, 100), cycle=RowCycle(2, drafted=5, accepted=3)))
+
+    assert stopped.stats.drafted == (1,) * 5
+    assert stopped.stats.accepted == (1, 1, 0, 0, 0)
 
 
 def test_row_asks_the_engine_for_what_the_request_says() -> None:
