@@ -96,12 +96,15 @@ class Drafting(NamedTuple):
 class DepthPolicy(Protocol):
     """Chooses the depth of each cycle."""
 
-    def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, is_first: bool = False) -> Drafting:
+    def choose(
+        self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, width: int = 0, is_first: bool = False
+    ) -> Drafting:
         """What the next cycle over these rows drafts.
 
         Args:
             rows: one each.
             found: where lookup finds something, if that is known; nothing else can then be drafted by lookup.
+            width: slots that the cycle goes over, empty ones included; 0: as many as rows.
             is_first: most of them wait for their first token, which comes sooner from a shorter cycle.
         """
 
@@ -115,7 +118,9 @@ class FixedDepth:
 
     depth: int
 
-    def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, is_first: bool = False) -> Drafting:
+    def choose(
+        self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, width: int = 0, is_first: bool = False
+    ) -> Drafting:
         by_lookup = _Promise(rows, found, self.depth).by_lookup(self.depth, self.depth)
         return Drafting(self.depth, 0 if found is not None and all(by_lookup) else self.depth, by_lookup)
 
@@ -140,9 +145,11 @@ class AdaptiveDepth:
     _cycles: int = 0
     _kinds_seen: set[tuple[int, int, bool]] = field(default_factory=set)
 
-    def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, is_first: bool = False) -> Drafting:
+    def choose(
+        self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, width: int = 0, is_first: bool = False
+    ) -> Drafting:
         promise = _Promise(rows, found, self.max_depth)
-        ways = [self._best(promise, depth) for depth in range(self.max_depth + 1)]
+        ways = [self._best(promise, depth, width or len(rows)) for depth in range(self.max_depth + 1)]
         depth = 0 if is_first else self._settled(ways)
         self._cycles_at[depth] += 1
         return Drafting(depth, ways[depth].head_depth, promise.by_lookup(depth, ways[depth].head_depth))
@@ -186,9 +193,9 @@ class AdaptiveDepth:
             is_deeper = self._depth == 0
         return max(0, min(self._depth + (1 if is_deeper else -1), self.max_depth))
 
-    def _best(self, promise: _Promise, depth: int) -> _Way:
+    def _best(self, promise: _Promise, depth: int, width: int) -> _Way:
         """The best way to draft so deep. A row that the head drafts for gains little from its later drafts."""
-        cost, draft = self.costs.cost(promise.rows, depth), self._draft_cost(promise.rows)
+        cost, draft = self.costs.cost(width, depth), self._draft_cost(width)
         ways = (
             _Way(promise.tokens(depth, head_depth) / (cost + head_depth * draft), head_depth)
             for head_depth in promise.head_depths(

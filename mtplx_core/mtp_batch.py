@@ -258,8 +258,9 @@ class MtpBatchEngine:
         found = None if guesses is None else [slot in guesses for slot, _ in running]
         fresh = sum(not seat.tokens and not seat.row.is_offline for _, seat in running)
         odds = [seat.odds for _, seat in running]
-        drafting = self._policy.choose(odds, found, is_first=2 * fresh >= len(running))
-        depth, slots = drafting.depth, range(self._seats.width)
+        width, is_first = self._seats.width, 2 * fresh >= len(running)
+        drafting = self._policy.choose(odds, found, width=width, is_first=is_first)
+        depth, slots = drafting.depth, range(width)
         by_lookup = frozenset(slot for (slot, _), is_so in zip(running, drafting.by_lookup, strict=True) if is_so)
         lengths = {slot: seat.longest + depth + 1 for slot, seat in running}
         asked = [seat.row.top_logprobs for _, seat in running if seat.row.top_logprobs is not None]

@@ -14,7 +14,9 @@ class Scheduled:
         self._depths = depths
         self._cycles = 0
 
-    def choose(self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, is_first: bool = False) -> Drafting:
+    def choose(
+        self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, width: int = 0, is_first: bool = False
+    ) -> Drafting:
         self._cycles += 1
         depth = self._depths[self._cycles % len(self._depths)]
         known = found if found is not None else [True] * len(rows)
