@@ -114,12 +114,14 @@ class Answer:
         """The id the call has in the queue: an older call's where its idempotency key was known."""
         self._items: asyncio.Queue[Item] = asyncio.Queue(AHEAD)
         self._open = {choice.index: choice for choice in choices}
+        self._unfinished = set(self._open)
+        """Choices whose last item is not in the queue yet, though it may have been read."""
         self._pumps = [asyncio.create_task(self._pump(choice), name="answer-pump") for choice in choices]
 
     @property
     def is_over(self) -> bool:
         """Every choice has ended and every item was taken."""
-        return not self._open and self._items.empty()
+        return not self._unfinished and self._items.empty()
 
     async def next_items(self, timeout_s: float | None = None) -> list[Item]:
         """At least one item, and whatever else is there already; none when `timeout_s` passes in silence."""
@@ -151,9 +153,12 @@ class Answer:
     async def _pump(self, choice: Choice) -> None:
         try:
             async for item in self._read(choice):
-                if isinstance(item, End | Fault):
-                    self._open.pop(choice.index, None)
-                await self._items.put(item)
+                is_last = isinstance(item, End | Fault)
+                if is_last and self._open.pop(choice.index, None) is not None:
+                    self._meter.ended(item.reason if isinstance(item, End) else "failed")
+                await self._items.put(item)  # waits for a slow reader, who may never come
+                if is_last:
+                    self._unfinished.discard(choice.index)
         except Exception:
             logger.exception("an answer could not be read")
             await self._items.put(Fault(ApiError("The answer could not be read.", code="internal_error")))
@@ -170,22 +175,18 @@ class Answer:
                     if reader.must_stop_itself:
                         self._chores.spawn(choice.handle.abandon("stop"), name="stop-request")
                         yield reader.end("stop", reader.count, Stats())
-                        self._meter.ended("stop")
                         return
                 case Progress():
                     yield Prefill(choice.index, event.done, event.total)
                 case Finished(cause=("listener" | "shutdown") as cause):
                     # Not this client's wish: it is there, and its answer breaks off.
-                    self._meter.ended("failed")
                     yield Fault(interrupted(cause))
                 case Finished():
                     last = reader.finish(event)
                     if last.text or last.logprobs:
                         yield last
                     yield reader.end(event.reason, event.length, event.stats)
-                    self._meter.ended(event.reason)
                 case Failed():
-                    self._meter.ended("failed")
                     yield Fault(from_failed(event))
 
 

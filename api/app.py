@@ -26,7 +26,7 @@ from api.generate import create_chat_completion, create_completion
 from api.info import get_health, get_metrics, get_model, list_models
 from api.keyed import Detached
 from api.metrics import Metrics
-from api.models import Catalog
+from api.models import SILENT_LEASES, SILENT_S, Catalog
 from api.offline import Offline
 from api.page import get_docs, get_openapi, get_page, get_static
 from api.services import Services
@@ -80,8 +80,13 @@ def create_app(config: ApiConfig, *, open_backend: OpenBackend = open_redis) -> 
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
         backend = await open_backend(config)
         catalog = Catalog(
-            backend, age_s=config.registry_age_s, lane_grace_s=config.lane_grace_s, stall_s=config.stall_s
+            backend,
+            age_s=config.registry_age_s,
+            lane_grace_s=config.lane_grace_s,
+            stall_s=config.stall_s,
+            silent_s=max(SILENT_S, SILENT_LEASES * config.lease_s),
         )
+        catalog.look_on()
         guard, files_url = backend.while_answering, config.files_url
         services = Services(
             config=config,

@@ -26,10 +26,24 @@ class Fleet:
     ended: Mapping[str, int] = field(default_factory=dict)
     now_ms: int = 0
     """Redis' clock, by which `last_seen_ms` is measured."""
+    silent: frozenset[str] = frozenset()
+    """Daemons whose heartbeat stands still, as `api.models` has seen; nobody may have declared them dead."""
+    has_former: bool = True
+    """False once no former's heartbeat has moved for long."""
 
     @property
     def workers(self) -> list[DaemonRecord]:
         return [daemon for daemon in self.daemons if daemon.lane is not None and not daemon.is_dead]
+
+    @property
+    def beating_workers(self) -> list[DaemonRecord]:
+        return [worker for worker in self.workers if worker.id not in self.silent]
+
+    @property
+    def formers(self) -> list[DaemonRecord]:
+        """Those that beat."""
+        alive = [daemon for daemon in self.daemons if daemon.kind == "former" and not daemon.is_dead]
+        return [former for former in alive if former.id not in self.silent]
 
 
 class Handle(Protocol):

@@ -24,6 +24,10 @@ Halt = Literal["stopping", "lost", "cancelled", "expired"]
 """Why a runner stops before all lines are answered."""
 
 
+class LeaseLostError(Exception):
+    """The batch is not this runner's for certain, and will not be again while it runs."""
+
+
 class BatchLease:
     """One runner, one batch. `halted` is set when the runner must stop, `why` says why."""
 
@@ -45,7 +49,7 @@ class BatchLease:
         self._monotonic = monotonic
         self._confirmed_s = float("-inf")
         self._expires_in_s = float("inf")
-        self._sure = asyncio.Condition()
+        self._news = asyncio.Event()
 
     async def beat(self, fields: Mapping[str, str | int]) -> bool:
         """Say that this runner lives; whether the batch is its own. Raises: BrokerUnavailableError."""
@@ -53,15 +57,14 @@ class BatchLease:
         beat = await self._desk.beat(self._batch_id, self.runner, lease_ms=int(self._lease_s * 1000), fields=fields)
         if beat.status in ("lost", ""):
             return False
-        async with self._sure:
-            self._confirmed_s = asked_s
-            self._expires_in_s = beat.expires_s - beat.now_ms / 1000
-            self._sure.notify_all()
+        self._confirmed_s = asked_s
+        self._expires_in_s = beat.expires_s - beat.now_ms / 1000
+        self._wake()
         self._judge(beat)
         return True
 
     async def beat_for_ever(self, fields: Callable[[], Mapping[str, str | int]]) -> None:
-        """Beat until cancelled or until the batch is somebody else's; through outages of Redis."""
+        """Beat until cancelled or until the batch is somebody else's; through trouble of every kind."""
         while True:
             await asyncio.sleep(self._lease_s / BEATS_PER_LEASE)
             try:
@@ -70,11 +73,19 @@ class BatchLease:
                     return
             except BrokerUnavailableError as error:
                 logger.debug("beat not sent: %s", error)
+            except Exception:  # without beats nothing would ever be sure again
+                logger.exception("a beat for batch %s failed", self._batch_id)
 
     async def be_sure(self) -> None:
-        """Returns while the batch is this runner's for certain: at once, or after the next confirmation."""
-        async with self._sure:
-            await self._sure.wait_for(self._is_sure)
+        """Returns while the batch is this runner's for certain: at once, or after the next confirmation.
+
+        Raises:
+            LeaseLostError: it is not any more; or nobody can tell now, and this runner was told to stop.
+        """
+        while self.why == "lost" or not self._is_sure():
+            if self.why in ("lost", "stopping"):
+                raise LeaseLostError
+            await self._news.wait()
 
     async def leave(self) -> None:
         """The next runner may have it at once."""
@@ -88,10 +99,16 @@ class BatchLease:
         if self.why is None or why == "lost":
             self.why = why
         self.halted.set()
+        self._wake()
 
     def remaining_s(self) -> float:
         """Until the window closes, by Redis' clock."""
         return self._expires_in_s - (self._monotonic() - self._confirmed_s)
+
+    def _wake(self) -> None:
+        """Have whoever waits to be sure look again."""
+        self._news.set()
+        self._news = asyncio.Event()
 
     def _is_sure(self) -> bool:
         return self._monotonic() - self._confirmed_s < self._lease_s * SURE_SHARE

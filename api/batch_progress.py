@@ -12,7 +12,7 @@ from itertools import islice
 from typing import cast
 
 from api.batch_calls import LineCall, expired_result
-from api.batch_lease import BatchLease
+from api.batch_lease import BatchLease, LeaseLostError
 from api.batch_lines import Line, LineRules, parse_line, read_lines
 from api.batch_parts import Parts, Result, Tally
 from api.batch_schemas import Endpoint
@@ -70,7 +70,7 @@ class Progress:
         return self._tally.fields | {"waits_for": self._waits_for or self._unserved}
 
     async def run(self, rules: LineRules, *, in_flight: int) -> None:
-        """Until every line is answered or the lease halts."""
+        """Until every line is answered or the lease halts. Raises: LeaseLostError when results are left unwritten."""
         room = asyncio.Semaphore(in_flight + PART_RESULTS)
         feeder = asyncio.create_task(self._feed(rules, room, asyncio.Semaphore(in_flight)), name="batch-feeder")
         writer = asyncio.create_task(self._write_for_ever(room), name="batch-writer")
@@ -85,7 +85,7 @@ class Progress:
             await asyncio.gather(feeder, writer, halted, watch, return_exceptions=True)
 
     async def give_up(self, rules: LineRules) -> None:
-        """The window has closed: an error for every line without an answer."""
+        """The window has closed: an error for every line without an answer. Raises: LeaseLostError."""
         results: list[Result] = []
         async for lines in self._unanswered(rules):
             results += [expired_result(self._record.id, line) for line in lines]
@@ -125,7 +125,8 @@ class Progress:
         call = LineCall(self._tools.text, self._patience, endpoint, self._record.id, line)
         self._calls[line.number] = call
         try:
-            self._results.put_nowait(await call.run())
+            with contextlib.suppress(LeaseLostError):  # whoever has the batch next asks for this line
+                self._results.put_nowait(await call.run())
             if call.is_expired:  # the lines may all have ended before a beat tells that the window has closed
                 self._lease.halt("expired")
         finally:
@@ -188,6 +189,7 @@ class Progress:
         return max(0.0, self._wrote_s + interval_s - now_s)
 
     async def _write(self, results: Sequence[Result]) -> None:
+        """Raises: LeaseLostError."""
         await self._lease.be_sure()  # else these may be answers that another runner has taken and given up
         await asyncio.to_thread(self._parts.write, results)
         self._wrote_s = time.monotonic()

@@ -14,7 +14,7 @@ from typing import Literal, TypeVar, cast
 
 import msgspec
 
-from api.batch_lease import BatchLease, Halt
+from api.batch_lease import BatchLease, Halt, LeaseLostError
 from api.batch_lines import LineRules, Verdict, check_file
 from api.batch_parts import KINDS, Kind, Parts, Tally
 from api.batch_progress import Progress, Tools
@@ -130,12 +130,15 @@ class BatchRunner:
         self._record = fresh or self._record
         tally = await asyncio.to_thread(self._parts.tally)
         self._progress = Progress(self._record, self._tools, self._parts, tally, self._lease)
-        await self._progress.run(self._rules(), in_flight=self._limits.in_flight)
+        try:
+            await self._progress.run(self._rules(), in_flight=self._limits.in_flight)
+            if self._lease.why == "expired":
+                await self._progress.give_up(self._rules())
+        except LeaseLostError:
+            logger.info("batch %s: results are left to the next runner", self._record.id)
         halt = self._lease.why
         if halt is None:
             return await self._move("finalizing", come_from="in_progress")
-        if halt == "expired":
-            await self._progress.give_up(self._rules())
         return _status_after(halt)
 
     async def _deliver(self, to: BatchStatus, *, come_from: BatchStatus) -> RunEnd:

@@ -15,7 +15,8 @@ from api.batch_schemas import BatchList, BatchRequest, batch_object, window_s
 from api.dependencies import HttpRequest, OurOffline, OurPayer
 from api.errors import ApiError, BadRequestError
 from api.generate import read_json
-from api.offline import limit_of
+from api.intake import Payer
+from api.offline import Offline, limit_of
 from api.parsing import parse
 from api.responses import JsonResponse
 from broker import keys
@@ -64,18 +65,15 @@ async def list_batches(request: HttpRequest, offline: OurOffline, payer: OurPaye
     """Batches, newest first, a page at a time."""
     query = request.query_params
     limit, after = limit_of(query.get("limit"), usual=20, most=LIST_MOST), query.get("after")
-    page = await offline.desk.page(keys.batches(payer.key_id), after=after, limit=limit + 1)
-    if not page.is_known:
-        raise BadRequestError(f"after names no batch: {after!r}.", param="after")
-    records = await offline.desk.batches(page.ids)
-    shown = [batch_object(record) for record in records[:limit] if record is not None]
+    records = await _page(offline, payer, after=after, limit=limit + 1)
+    shown = [batch_object(record) for record in records[:limit]]
     return JsonResponse(
         _encoder.encode(
             BatchList(
                 data=shown,
                 first_id=shown[0].id if shown else None,
                 last_id=shown[-1].id if shown else None,
-                has_more=len(page.ids) > limit,
+                has_more=len(records) > limit,
             )
         )
     )
@@ -96,6 +94,23 @@ async def cancel_batch(request: HttpRequest, offline: OurOffline, payer: OurPaye
         message = f"Cannot cancel a batch with status {status!r}."
         raise ApiError(message, status=409, kind="invalid_request_error", code="batch_not_cancellable")
     return await _shown(offline.batch(batch_id, payer))
+
+
+async def _page(offline: Offline, payer: Payer, *, after: str | None, limit: int) -> list[BatchRecord]:
+    """Batches that still exist; ids of others are dropped, so that reading on from the last found comes to new ones."""
+    index = keys.batches(payer.key_id)
+    found: list[BatchRecord] = []
+    while (wanted := limit - len(found)) > 0:
+        page = await offline.desk.page(index, after=found[-1].id if found else after, limit=wanted)
+        if not page.is_known:
+            raise BadRequestError(f"after names no batch: {after!r}.", param="after")
+        records = await offline.desk.batches(page.ids)
+        found += [record for record in records if record is not None]
+        expired = [batch_id for batch_id, record in zip(page.ids, records, strict=True) if record is None]
+        await offline.desk.drop_from(index, expired)
+        if len(page.ids) < wanted:
+            break
+    return found
 
 
 async def _shown(record: Awaitable[BatchRecord]) -> JsonResponse:

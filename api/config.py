@@ -47,6 +47,8 @@ class ApiConfig:
     """How long after SIGTERM requests are still taken while health says that none should come; for a balancer."""
     registry_age_s: float = 1.0
     """How old the picture of models and lanes may be."""
+    lease_s: float = 5.0
+    """How long a heartbeat may stand still before a former calls its daemon dead; health waits for several of them."""
     stall_s: float = 120.0
     """When a worker without progress gives itself up; health calls it stalled after half of that."""
 
@@ -70,6 +72,7 @@ class ApiConfig:
             "drain_s",
             "drain_notice_s",
             "registry_age_s",
+            "lease_s",
             "stall_s",
         ):
             value = getattr(self, name)

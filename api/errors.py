@@ -53,10 +53,12 @@ class BadRequestError(ApiError):
 class ContextLengthError(BadRequestError):
     """The prompt does not fit any lane of the model."""
 
-    def __init__(self, *, tokens: int, limit: int, param: str) -> None:
+    def __init__(self, *, tokens: int, limit: int, param: str, is_least: bool = False) -> None:
+        """`is_least`: it has this many tokens or more; nobody counted them."""
+        count = f"at least {tokens}" if is_least else str(tokens)
         super().__init__(
             f"This model's maximum context length is {limit} tokens, and one of them must be left for the answer; "
-            f"your {param} has {tokens} tokens.",
+            f"your {param} has {count} tokens.",
             param=param,
             code="context_length_exceeded",
         )

@@ -94,7 +94,7 @@ async def delete_file(offline: OurOffline, payer: OurPayer, file_id: FromPath[st
 
 
 class ContentResponse:
-    """A file's content, a bounded piece in memory."""
+    """A file's content, a bounded piece in memory; no more of it is read once the client has left."""
 
     def __init__(self, store: FileStore, record: FileRecord) -> None:
         self._store = store
@@ -107,14 +107,18 @@ class ContentResponse:
             raise not_found("file", self._record.id) from error
         headers = {"content-type": "application/octet-stream", "content-length": str(self._record.bytes)}
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        gone = asyncio.create_task(_until_gone(receive), name="disconnect-watcher")
         try:
             start: HTTPResponseStartEvent = {"type": "http.response.start", "status": 200, "headers": raw}
             await send(start)
             pieces = chunks(file)
             while data := await asyncio.to_thread(next, pieces, b""):
                 await send(_piece(data, more=True))
+                if gone.done():
+                    return
             await send(_piece(b"", more=False))
         finally:
+            gone.cancel()
             await asyncio.shield(asyncio.to_thread(file.close))
 
 
@@ -181,6 +185,11 @@ async def _body_of(request: HttpRequest) -> AsyncIterator[bytes]:
             yield chunk
     except HTTPException as error:
         raise BadRequestError("The client left before the file was whole.") from error
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _piece(data: bytes, *, more: bool) -> HTTPResponseBodyEvent:

@@ -34,7 +34,7 @@ class FleetCollector:
 def _workers(fleet: Fleet) -> Metric:
     family = GaugeMetricFamily("mtplx_workers", "Live workers by lane and phase.", labels=["lane", "phase"])
     counts: dict[tuple[str, str], int] = {}
-    for worker in fleet.workers:
+    for worker in fleet.beating_workers:
         assert worker.lane is not None
         key = (worker.lane.fingerprint, worker.fields.get("phase", "unknown"))
         counts[key] = counts.get(key, 0) + 1
@@ -49,7 +49,7 @@ def _rows(fleet: Fleet) -> Iterator[Metric]:
     free = GaugeMetricFamily("mtplx_rows_free", "Rows the former may still fill.", labels=["lane"])
     paused = GaugeMetricFamily("mtplx_rows_paused", "Offline rows that gave way and wait on a worker.", labels=["lane"])
     sums: dict[str, list[int]] = {}
-    for worker in fleet.workers:
+    for worker in fleet.beating_workers:
         assert worker.lane is not None
         before = sums.get(worker.lane.fingerprint, [0, 0, 0, 0])
         now = (worker.lane.decode_batch_max, worker.active_rows, max(worker.free_rows, 0), worker.paused_rows)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from litestar import post
 from litestar.types import ASGIApp
@@ -12,11 +15,12 @@ from api.dependencies import HttpRequest, OurPayer, OurServices
 from api.errors import ApiError
 from api.formats import ChatFormat, CompletionFormat, Format
 from api.intake import Job, Payer, chat_job, completion_job
-from api.keyed import HEADER, idempotency_key
+from api.keyed import HEADER, idempotency_key, said_by
 from api.parsing import parse
 from api.responses import StreamedAnswer, WholeAnswer
 from api.schemas import GenerationRequest
-from api.services import CHAT_DECODER, COMPLETION_DECODER, TIMEOUT_HEADER, Services, Terms
+from api.services import CHAT_DECODER, COMPLETION_DECODER, TIMEOUT_HEADER, Services, Terms, Way
+from broker.errors import ConflictError
 from broker.scripts import Accepted, Quota
 
 MAX_TOKENS_HEADER = "x-mtplx-max-tokens"
@@ -26,11 +30,8 @@ MAX_TOKENS_HEADER = "x-mtplx-max-tokens"
 async def create_chat_completion(request: HttpRequest, services: OurServices, payer: OurPayer) -> ASGIApp:
     """Answer a conversation."""
     body = parse(await read_json(request), CHAT_DECODER)
-    terms = terms_of(request, services, payer, endpoint="chat")
-    way = await services.way(body)
-    job = await chat_job(body, way.route, way.bundle, payer)
-    answer = await services.accept(job, way, terms)
-    job = replace(job, id=answer.call_id)
+    terms = terms_of(request, services, payer, body, endpoint="chat")
+    way, job, answer = await take(services, body, terms, lambda way: chat_job(body, way.route, way.bundle, payer))
     style = ChatFormat(job, way.bundle.text, has_usage=wants_usage(body))
     return respond(services, body, AcceptedCall(job, payer, answer, style))
 
@@ -39,19 +40,49 @@ async def create_chat_completion(request: HttpRequest, services: OurServices, pa
 async def create_completion(request: HttpRequest, services: OurServices, payer: OurPayer) -> ASGIApp:
     """Continue a text."""
     body = parse(await read_json(request), COMPLETION_DECODER)
-    terms = terms_of(request, services, payer, endpoint="completions")
-    way = await services.way(body)
-    job = await completion_job(body, way.route, way.bundle, payer)
-    answer = await services.accept(job, way, terms)
-    job = replace(job, id=answer.call_id)
+    terms = terms_of(request, services, payer, body, endpoint="completions")
+    way, job, answer = await take(services, body, terms, lambda way: completion_job(body, way.route, way.bundle, payer))
     style = CompletionFormat(job, way.bundle.text, has_usage=wants_usage(body))
     return respond(services, body, AcceptedCall(job, payer, answer, style))
 
 
-def terms_of(request: HttpRequest, services: Services, payer: Payer, *, endpoint: str) -> Terms:
+def terms_of(
+    request: HttpRequest, services: Services, payer: Payer, body: GenerationRequest, *, endpoint: str
+) -> Terms:
     """What the headers ask for. Raises: BadRequestError."""
     timeout_ms = services.timeout_ms(request.headers.get(TIMEOUT_HEADER))
-    return Terms(payer, endpoint, timeout_ms, idempotency_key(request.headers.get(HEADER)))
+    key = idempotency_key(request.headers.get(HEADER))
+    return Terms(payer, endpoint, timeout_ms, key, said_by(body) if key is not None else "")
+
+
+class Taken(NamedTuple):
+    """What the queue has taken, or had taken before."""
+
+    way: Way
+    job: Job
+    answer: Answer
+
+
+async def take(
+    services: Services, body: GenerationRequest, terms: Terms, prepare: Callable[[Way], Awaitable[Job]]
+) -> Taken:
+    """Submit a call, or find the one that its idempotency key names. Raises: ApiError, BrokerError."""
+    way = await services.way(body)
+    try:
+        return await _take(services, way, terms, prepare)
+    except ConflictError:
+        # When this was asked first, the model's name may have stood for another identity.
+        for route in services.catalog.namesakes(way.route.card):
+            with contextlib.suppress(ApiError, ConflictError):
+                bundle = await services.bundles.get(route.card.tokenizer)
+                return await _take(services, Way(route, bundle), terms, prepare)
+        raise
+
+
+async def _take(services: Services, way: Way, terms: Terms, prepare: Callable[[Way], Awaitable[Job]]) -> Taken:
+    job = await prepare(way)
+    answer = await services.accept(job, way, terms)
+    return Taken(way, replace(job, id=answer.call_id), answer)
 
 
 @dataclass(frozen=True, slots=True)

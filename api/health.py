@@ -91,20 +91,24 @@ async def take_health(catalog: Catalog, *, is_draining: bool, is_connected: bool
 
 def judge(fleet: Fleet, stalled: frozenset[str] = frozenset()) -> tuple[Word, str]:
     """The word for a fleet, and why. `stalled` names workers with active rows where nothing moves."""
-    workers = fleet.workers
+    if not fleet.has_former:
+        return "stalled", "no former has been heard of for a while: what waits is sent to no worker"
+    workers = fleet.beating_workers
     if any(worker.is_accepting and worker.id not in stalled for worker in workers):
         return "healthy", ""
     if any(worker.id in stalled for worker in workers):
         return "stalled", "rows are active and nothing moves"
+    if fleet.workers and not workers:
+        return "stalled", "no worker has been heard of for a while"
     if not workers or any(is_loading(worker) for worker in workers):
         return "starting", "no worker is ready yet"
     return "draining", "no worker accepts new rows"
 
 
 def lanes(fleet: Fleet) -> list[LaneHealth]:
-    """The fleet's workers by lane."""
+    """The fleet's workers by lane, without those that have fallen silent."""
     by_lane: dict[str, list[DaemonRecord]] = {}
-    for worker in fleet.workers:
+    for worker in fleet.beating_workers:
         assert worker.lane is not None
         by_lane.setdefault(worker.lane.fingerprint, []).append(worker)
     return [_lane(name, workers) for name, workers in sorted(by_lane.items())]
@@ -112,8 +116,7 @@ def lanes(fleet: Fleet) -> list[LaneHealth]:
 
 def formers(fleet: Fleet) -> list[FormerHealth]:
     """Who forms cohorts, and what it counts."""
-    alive = [daemon for daemon in fleet.daemons if daemon.kind == "former" and not daemon.is_dead]
-    return [FormerHealth(each.id, each.fields.get("working") == "1", snapshot_of(each)) for each in alive]
+    return [FormerHealth(each.id, each.fields.get("working") == "1", snapshot_of(each)) for each in fleet.formers]
 
 
 def _lane(name: str, workers: list[DaemonRecord]) -> LaneHealth:

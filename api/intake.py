@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from api.bundles import Bundle
-from api.chat import TemplateError
+from api.chat import ChatTemplate, TemplateError
 from api.errors import BadRequestError, ContextLengthError
 from api.models import Route
 from api.parsing import check_chat, check_completion
@@ -19,7 +20,9 @@ from broker.scripts import Idempotency, Quota
 from broker.wire import Priority, Request, Sampling, Ticket, new_id, pack_tokens
 
 LONG_TEXT = 20_000
-"""Characters from which tokenising would hold up the event loop."""
+"""Characters from which rendering or tokenising would hold up the event loop."""
+LONG_CONVERSATION = 200
+"""Messages from which rendering would."""
 MAX_CHOICES = 128
 
 
@@ -68,6 +71,10 @@ class Job:
     """What `max_tokens` was lowered to; None when it was not."""
     has_logprobs: bool
 
+    @property
+    def tickets(self) -> list[Ticket]:
+        return [work.ticket for work in self.works]
+
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
@@ -85,7 +92,8 @@ class _Plan:
 async def chat_job(body: ChatRequest, route: Route, bundle: Bundle, payer: Payer, *, order: Order = USUAL) -> Job:
     """Raises: BadRequestError."""
     check_chat(body)
-    text = _render(body, bundle)
+    text = await _render(body, bundle)
+    _check_size(text, route, bundle, param="messages")
     tokens = await _encode(bundle, text, add_special_tokens=False)
     limits = [limit for limit in (body.max_completion_tokens, body.max_tokens) if limit is not None]
     plan = _Plan(
@@ -105,12 +113,12 @@ async def completion_job(
 ) -> Job:
     """Raises: BadRequestError."""
     check_completion(body)
-    prompts = [
-        await _encode(bundle, prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
-        for prompt in _prompts(body)
-    ]
+    prompts = _prompts(body)
     if len(prompts) * (body.n or 1) > MAX_CHOICES:
         raise BadRequestError(f"At most {MAX_CHOICES} choices (prompts times n) in one call.", param="prompt")
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            _check_size(prompt, route, bundle, param="prompt")
     plan = _Plan(
         id=order.id or new_id("cmpl"),
         body=body,
@@ -120,7 +128,7 @@ async def completion_job(
         max_tokens=body.max_tokens,
         top_logprobs=body.logprobs,
     )
-    return _job(plan, prompts, param="prompt")
+    return _job(plan, await _encode_all(bundle, prompts), param="prompt")
 
 
 def sub_seed(seed: int | None, index: int) -> int | None:
@@ -133,11 +141,11 @@ def sub_seed(seed: int | None, index: int) -> int | None:
     return int.from_bytes(hashlib.sha256(f"{unsigned}:{index}".encode()).digest()[:8], "big")
 
 
-def idempotency_of(key: str | None, index: int, *, keep_s: float) -> Idempotency | None:
-    """The name of one of a call's requests, from the caller's name for the call."""
+def idempotency_of(key: str | None, index: int, *, said: str, keep_s: float) -> Idempotency | None:
+    """The name of one of a call's requests, from the caller's name for the call; `said` as of `api.keyed.said_by`."""
     if key is None:
         return None
-    return Idempotency(hashlib.sha256(f"{index}:{key}".encode()).hexdigest(), int(keep_s * 1000))
+    return Idempotency(hashlib.sha256(f"{index}:{key}".encode()).hexdigest(), int(keep_s * 1000), said)
 
 
 def _job(plan: _Plan, prompts: Sequence[Sequence[int]], *, param: str) -> Job:
@@ -256,13 +264,29 @@ def _prompts(body: CompletionRequest) -> list[str | list[int]]:
     return [numbers] if numbers else prompts
 
 
-def _render(body: ChatRequest, bundle: Bundle) -> str:
+async def _render(body: ChatRequest, bundle: Bundle) -> str:
     if bundle.template is None:
         raise BadRequestError("This model has no chat template; use /v1/completions.", param="model")
-    has_developer = bundle.template.names_developer
-    messages = [_message(message, has_developer=has_developer) for message in body.messages]
+    if _is_long(body.messages):
+        return await asyncio.to_thread(_render_with, bundle.template, body)
+    return _render_with(bundle.template, body)
+
+
+def _is_long(messages: Sequence[Message]) -> bool:
+    return len(messages) >= LONG_CONVERSATION or sum(map(_length, messages)) >= LONG_TEXT
+
+
+def _length(message: Message) -> int:
+    """Characters of a message, one more for each part of it."""
+    content, reasoning = message.content or "", message.reasoning_content or ""
+    length = len(content) if isinstance(content, str) else sum(len(part.text) + 1 for part in content)
+    return length + len(reasoning)
+
+
+def _render_with(template: ChatTemplate, body: ChatRequest) -> str:
+    messages = [_message(message, has_developer=template.names_developer) for message in body.messages]
     try:
-        return bundle.template.render(messages, body.chat_template_kwargs or {})
+        return template.render(messages, body.chat_template_kwargs or {})
     except TemplateError as error:
         raise BadRequestError(f"The model's chat template refuses these messages: {error}", param="messages") from error
 
@@ -284,7 +308,25 @@ def _message(message: Message, *, has_developer: bool) -> dict[str, Any]:
     return fields
 
 
+def _check_size(text: str, route: Route, bundle: Bundle, *, param: str) -> None:
+    """Refuse before it is tokenised what is too long however few tokens it has. Raises: ContextLengthError."""
+    widest = bundle.text.bytes_per_token
+    least = 0 if widest is None else math.ceil(len(text.encode()) / widest)
+    if least >= route.max_context_tokens:
+        raise ContextLengthError(tokens=least, limit=route.max_context_tokens, param=param, is_least=True)
+
+
+async def _encode_all(bundle: Bundle, prompts: Sequence[str | list[int]]) -> list[list[int]]:
+    encoded = []
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            prompt = await _encode(bundle, prompt, add_special_tokens=True)
+            await asyncio.sleep(0)  # many short texts hold up the event loop like a long one
+        encoded.append(prompt)
+    return encoded
+
+
 async def _encode(bundle: Bundle, text: str, *, add_special_tokens: bool) -> list[int]:
     if len(text) < LONG_TEXT:
         return bundle.text.encode(text, add_special_tokens=add_special_tokens)
-    return await asyncio.to_thread(bundle.text.encode, text, add_special_tokens=add_special_tokens)
+    return await asyncio.to_thread(bundle.text.encode_aside, text, add_special_tokens=add_special_tokens)

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 from collections.abc import AsyncIterator
 from typing import Protocol
 
+import msgspec
+
 from api.backend import Handle
 from api.errors import BadRequestError
+from api.schemas import GenerationRequest
 from broker.errors import BrokerUnavailableError
 from broker.scripts import Accepted
 from broker.wire import Cause, Event
@@ -22,6 +26,12 @@ logger = logging.getLogger(__name__)
 HEADER = "idempotency-key"
 LONGEST_KEY = 255
 AGAIN_S = 1.0
+UNSAID = frozenset(
+    {"stream", "stream_options", "user", "metadata", "safety_identifier", "prompt_cache_key", "service_tier"}
+)
+"""Fields that say how an answer is read or whose it is, not what is asked."""
+
+_encoder = msgspec.json.Encoder(order="sorted")
 
 
 class Keeper(Protocol):
@@ -42,6 +52,13 @@ def idempotency_key(header: str | None) -> str | None:
         message = f"Idempotency-Key is 1 to {LONGEST_KEY} printable characters."
         raise BadRequestError(message, param="Idempotency-Key")
     return header
+
+
+def said_by(body: GenerationRequest) -> str:
+    """Hash of what a call asks, as its client wrote it. What is made of that depends on the fleet and on the day."""
+    fields = {name: getattr(body, name) for name in body.__struct_fields__ if name not in UNSAID}
+    said = {name: value for name, value in fields.items() if value is not None}
+    return hashlib.sha256(_encoder.encode([type(body).__name__, said])).hexdigest()
 
 
 class Detached:

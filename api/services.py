@@ -9,19 +9,21 @@ from typing import NamedTuple
 import msgspec
 
 from api.access import KeyRing
+from api.allowance import check_fits, check_rest, whole_wait_s
 from api.answers import Answer, Choice, Chores
 from api.backend import Backend, Handle
 from api.bundles import Bundle, Bundles
 from api.config import ApiConfig, is_loopback
 from api.errors import ApiError, BadRequestError, BusyError, from_broker
-from api.intake import Job, Payer, Work, idempotency_of
+from api.intake import Job, Payer, idempotency_of
 from api.keyed import Detached
 from api.metrics import Metrics
 from api.models import Catalog, Route
 from api.offline import Offline
 from api.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from api.text import TextRules
-from broker.errors import BrokerUnavailableError, QueueFullError
+from broker.errors import BrokerUnavailableError, QueueFullError, QuotaError
+from broker.scripts import Quota
 
 CHAT_DECODER = msgspec.json.Decoder(ChatRequest)
 COMPLETION_DECODER = msgspec.json.Decoder(CompletionRequest)
@@ -50,6 +52,8 @@ class Terms:
     endpoint: str
     timeout_ms: int
     idempotency_key: str | None = None
+    said: str = ""
+    """Hash of what is asked, where there is an idempotency key; see `api.keyed.said_by`."""
 
 
 @dataclass(slots=True)
@@ -99,13 +103,17 @@ class Services:
 
     async def accept(self, job: Job, way: Way, terms: Terms) -> Answer:
         """Submit all requests of a call, or none. Raises: ApiError, BrokerError."""
+        # What is asked again under its key may be there already, and then costs nothing.
+        quota = terms.payer.quota if terms.idempotency_key is None else Quota()
+        check_fits(job.tickets, quota)
         self._check_wait(job, way, terms)
         choices: list[Choice] = []
         try:
             async with asyncio.timeout(ACCEPT_PATIENCE_S), self.backend.while_answering():
-                for index, work in enumerate(job.works):
-                    handle = await self._submit(work, terms, index)
+                for index in range(len(job.works)):
+                    handle = await self._submit(job, terms, index)
                     choices.append(self._choice(index, handle, job, way))
+                    check_rest(job.tickets, len(choices), quota, handle.accepted)
         except BaseException as error:
             for choice in choices:
                 self.chores.spawn(choice.handle.abandon("client"), name="abandon-request")
@@ -147,16 +155,22 @@ class Services:
         await self.catalog.close()
         await self.backend.close()
 
-    async def _submit(self, work: Work, terms: Terms, index: int) -> Handle:
-        handle = await self.backend.submit(
-            work.request,
-            work.ticket,
-            seed=work.seed,
-            timeout_ms=terms.timeout_ms,
-            retain_ms=int(self.config.retention_s * 1000),
-            quota=terms.payer.quota,
-            idempotency=idempotency_of(terms.idempotency_key, index, keep_s=IDEMPOTENCY_S),
-        )
+    async def _submit(self, job: Job, terms: Terms, index: int) -> Handle:
+        work, quota = job.works[index], terms.payer.quota
+        try:
+            handle = await self.backend.submit(
+                work.request,
+                work.ticket,
+                seed=work.seed,
+                timeout_ms=terms.timeout_ms,
+                retain_ms=int(self.config.retention_s * 1000),
+                quota=quota,
+                idempotency=idempotency_of(terms.idempotency_key, index, said=terms.said, keep_s=IDEMPOTENCY_S),
+            )
+        except QuotaError as error:
+            if error.retry_after_s is not None:
+                error.retry_after_s = whole_wait_s(job.tickets, work.ticket, quota, error.retry_after_s)
+            raise
         if terms.idempotency_key is None or self.detached is None:
             return handle
         return self.detached.hold(handle)

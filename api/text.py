@@ -16,6 +16,7 @@ from typing import Protocol
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from api.text_bounds import bytes_per_token
 from broker.errors import WireError
 from broker.stops import StopMatcher
 from broker.vocabulary import ByteTable, byte_table, text_of
@@ -65,9 +66,17 @@ class TokenizerText:
             raise WireError(f"not a tokenizer.json: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self.bytes_per_token: int | None = bytes_per_token(tokenizer_json, self.table)
+        """The most bytes of a text that one token can stand for; None where no bound is known."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def encode_aside(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """The same for a long text, in a thread of its own."""
+        # Of the library's methods only those for batches release the interpreter while they work.
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoding.ids
 
     def stream(self, rules: TextRules) -> TextStream:
         """The text of a new completion."""

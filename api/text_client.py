@@ -20,6 +20,7 @@ from api.backend import RedisBackend
 from api.bundles import Bundles
 from api.errors import BadRequestError
 from api.intake import Order, Payer, Work, chat_job, completion_job, idempotency_of
+from api.keyed import said_by
 from api.models import Catalog
 from api.parsing import parse
 from api.schemas import ChatRequest, CompletionRequest
@@ -108,10 +109,11 @@ class TextClient:
             BrokerUnavailableError: Redis cannot take it now.
         """
         reading, tokenizer = await self._prepare(endpoint, body, terms)
+        said = said_by(_parse(endpoint, body)) if terms.idempotency_key is not None else ""
         handles: list[Handle] = []
         try:
             for index, work in enumerate(reading.job.works):
-                handles.append(await self._accept(work, index, terms))
+                handles.append(await self._accept(work, index, terms, said))
             reading = reading.accepted_as([handle.request_id for handle in handles])
             if terms.is_noted:
                 await write_note(self.client, reading.job.id, note_of(reading, tokenizer), ttl_ms=_note_ttl_ms(terms))
@@ -150,7 +152,7 @@ class TextClient:
         return TextCall(reading, handles, self._chores)
 
     async def _prepare(self, endpoint: Endpoint, data: bytes, terms: Terms) -> tuple[Reading, str]:
-        body = parse(data, _CHAT) if endpoint == "/v1/chat/completions" else parse(data, _COMPLETION)
+        body = _parse(endpoint, data)
         if body.stream:
             raise BadRequestError(
                 "stream has no meaning here; the text can be read as it comes anyway.", param="stream"
@@ -165,15 +167,20 @@ class TextClient:
         reading = Reading(endpoint, job, bundle, frozenset(route.card.eos_token_ids))
         return reading, route.card.tokenizer
 
-    async def _accept(self, work: Work, index: int, terms: Terms) -> Handle:
+    async def _accept(self, work: Work, index: int, terms: Terms, said: str) -> Handle:
         return await self.client.submit(
             work.request,
             work.ticket,
             seed=work.seed,
             timeout_ms=_ms(terms.deadline_s),
             retain_ms=_ms(terms.keep_s),
-            idempotency=idempotency_of(terms.idempotency_key, index, keep_s=terms.deadline_s + terms.keep_s),
+            idempotency=idempotency_of(terms.idempotency_key, index, said=said, keep_s=terms.deadline_s + terms.keep_s),
         )
+
+
+def _parse(endpoint: Endpoint, data: bytes) -> ChatRequest | CompletionRequest:
+    """Raises: BadRequestError."""
+    return parse(data, _CHAT) if endpoint == "/v1/chat/completions" else parse(data, _COMPLETION)
 
 
 def _note_ttl_ms(terms: Terms) -> int:

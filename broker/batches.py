@@ -194,11 +194,16 @@ class BatchDesk:
         return [_record(raw) for raw in found]
 
     async def open_batches(self) -> list[BatchRecord]:
-        """Batches that have not ended, oldest first."""
+        """Batches that have not ended, oldest first; ids of those whose record has expired are dropped."""
         async with self._asking():
             raw = await cast("Any", self._client.smembers(keys.OPEN_BATCHES))
-        found = await self.batches([batch_id.decode() for batch_id in raw])
-        return sorted((record for record in found if record is not None), key=lambda each: (each.created_at, each.id))
+        ids = [batch_id.decode() for batch_id in raw]
+        found = dict(zip(ids, await self.batches(ids), strict=True))
+        if expired := [batch_id for batch_id, record in found.items() if record is None]:
+            async with self._asking():
+                await cast("Any", self._client.srem(keys.OPEN_BATCHES, *expired))
+        records = [record for record in found.values() if record is not None]
+        return sorted(records, key=lambda each: (each.created_at, each.id))
 
     async def move(
         self,

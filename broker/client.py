@@ -16,7 +16,7 @@ from typing import NamedTuple, cast
 from redis.asyncio import Redis
 
 from broker import keys, tasks
-from broker.connection import connect, translated
+from broker.connection import answered_within, connect, translated
 from broker.errors import BrokerUnavailableError
 from broker.registry import Registry
 from broker.replies import Inbox, ReplyHub
@@ -57,6 +57,9 @@ ATTACHED_POLL_S = 0.25
 """How often the log is read of a request whose messages go to another listener."""
 BEAT_S = 0.2
 """Often enough for a lease of a second: whoever is late by a whole lease loses its requests."""
+BEAT_WITHIN_S = 1.0
+"""A heartbeat that takes longer is tried again over another connection. By then a Redis that answers nobody has been
+noticed."""
 UNLIMITED = Quota()
 
 
@@ -246,13 +249,20 @@ class Client:
         await self.scripts.register(Registration(self.id, fields))
 
     async def _beat_for_ever(self) -> None:
+        """Through trouble of every kind: without heartbeats this process would be dead to all others."""
+        troubles: set[str] = set()
         while True:
             await asyncio.sleep(BEAT_S)
             try:
-                with self._silence.asking():
+                async with answered_within(BEAT_WITHIN_S):
                     await self.beat()
-            except BrokerUnavailableError as error:
-                logger.debug("heartbeat not sent: %s", error)
+                troubles.clear()
+            except Exception as error:
+                kind = type(error).__name__
+                if kind not in troubles:
+                    why = None if isinstance(error, BrokerUnavailableError) else error
+                    logger.warning("heartbeat not sent: %s", error, exc_info=why, extra={"api": self.id})
+                troubles.add(kind)
 
     async def _note_silence(self) -> None:
         loop = asyncio.get_running_loop()
@@ -265,7 +275,9 @@ class Client:
 
     async def beat(self) -> None:
         """Say that this process lives; register anew if it was declared dead."""
-        if not await self.scripts.beat(self.id, {"open": self.open_requests}):
+        with self._silence.asking():
+            is_known = await self.scripts.beat(self.id, {"open": self.open_requests})
+        if not is_known:
             logger.warning("this process was declared dead; it registers anew", extra={"api": self.id})
             await self.scripts.retire(self.id)
             await self._register()

@@ -6,20 +6,38 @@ of their own without a socket time-out.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, cast
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff, NoBackoff
-from redis.exceptions import AuthenticationError, ConnectionError, OutOfMemoryError, RedisError, TimeoutError
+from redis.exceptions import (
+    AuthenticationError,
+    ClusterDownError,
+    ConnectionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    TryAgainError,
+)
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from broker.errors import BrokerConfigError, BrokerUnavailableError
 
 CONNECT_TIMEOUT_S = 1.0
 COMMAND_TIMEOUT_S = 5.0
 CONNECTIONS_MAX = 32
+_PASSING = (ReadOnlyError, ClusterDownError, TryAgainError)
+"""Replies that the client knows by a class of their own; their texts have lost the code. Where a master is down, the
+class is one of a cluster that is."""
+_PASSING_CODE = re.compile(
+    "(?:^|[ -])(?:OOM|LOADING|MISCONF|READONLY|BUSY|CLUSTERDOWN|MASTERDOWN|TRYAGAIN|NOREPLICAS|UNBLOCKED)(?: |$)"
+)
+"""Codes in a reply's text: at its start, or where a pipeline or a script passes the reply on."""
 
 
 def connect(url: str, *, blocking: bool = False) -> Redis:
@@ -49,12 +67,12 @@ def connect(url: str, *, blocking: bool = False) -> Redis:
 
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """Turns what redis-py raises when the server is away, loading or out of memory into `BrokerUnavailableError`."""
+    """Turns what redis-py raises when the server is away, or cannot work for now, into `BrokerUnavailableError`."""
     try:
         yield
     except AuthenticationError as error:
         raise BrokerConfigError(f"Redis refused the password: {error}") from error
-    except (ConnectionError, TimeoutError, OutOfMemoryError, OSError) as error:
+    except (ConnectionError, RedisTimeoutError, OutOfMemoryError, OSError) as error:
         raise BrokerUnavailableError(f"Redis cannot be used: {error or type(error).__name__}") from error
     except RedisError as error:
         if not is_passing(error):
@@ -69,9 +87,26 @@ def translated() -> Iterator[None]:
 
 def is_passing(error: RedisError) -> bool:
     """Whether a reply's error says that Redis itself cannot work now, rather than that the command was wrong."""
-    text = str(error)
-    words = ("OOM", "LOADING", "MISCONF", "READONLY", "BUSY", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "NOREPLICAS")
-    return any(text.startswith(word) or f" {word} " in text for word in words)
+    return isinstance(error, _PASSING) or _PASSING_CODE.search(str(error)) is not None
+
+
+@contextlib.asynccontextmanager
+async def answered_within(limit_s: float) -> AsyncIterator[None]:
+    """Gives up on what is not answered in time, and on the connection that it was asked over.
+
+    The client closes a connection whose reply nobody waits for any more, so whoever asks again does so over another.
+
+    Raises:
+        BrokerUnavailableError: there was no answer in time.
+    """
+    limit = asyncio.timeout(limit_s)
+    try:
+        async with limit:
+            yield
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise BrokerUnavailableError(f"Redis has not answered within {limit_s:g} s") from error
 
 
 async def server_info(client: Redis, section: str) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
 """The errors of the broker room. `code` is stable and crosses the wire; only the API knows HTTP statuses.
 
 BrokerError
- ├── BrokerUnavailableError   Redis cannot be reached, is loading, or is out of memory
+ ├── BrokerUnavailableError   Redis cannot be reached, or cannot work for now: it loads, is full, takes no writes
  ├── BrokerConfigError        Redis is set up in a way that loses data
  ├── WireError                bytes that this version cannot read
  ├── RefusedError             ACCEPT said no
@@ -23,7 +23,7 @@ class BrokerError(Exception):
 
 
 class BrokerUnavailableError(BrokerError):
-    """Redis cannot be reached, is loading, or is out of memory."""
+    """Redis cannot be reached, or cannot work for now: it loads, is full, takes no writes."""
 
     code = "broker_unavailable"
 

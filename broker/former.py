@@ -23,7 +23,7 @@ from redis.exceptions import RedisError
 
 from broker import keys, tasks
 from broker.connection import check_eviction, connect, translated
-from broker.errors import BrokerConfigError, BrokerUnavailableError
+from broker.errors import BrokerConfigError, BrokerError, BrokerUnavailableError
 from broker.line import Entry, Line
 from broker.policy import Cohort, Plan, PolicyConfig, plan
 from broker.pulse import Connection
@@ -344,7 +344,7 @@ class Former:
         """Be woken by whatever may have made a row or a request ready."""
         delay_s = RECONNECT_MIN_S
         while not self._is_stopping:
-            with suppress(RedisError, OSError):
+            with suppress(RedisError, BrokerError), translated():
                 async with self._blocking.pubsub() as pubsub:
                     await cast("Any", pubsub.subscribe(keys.WAKE))
                     async for _ in pubsub.listen():

@@ -63,6 +63,8 @@ class Idempotency(NamedTuple):
     digest: str
     """Hash of the caller's key."""
     keep_ms: int = 24 * 3600 * 1000
+    said: str = ""
+    """Hash of what the caller said, where the request made of it may be another when it is said again."""
 
 
 class Accepted(NamedTuple):
@@ -324,7 +326,12 @@ def source(name: str) -> str:
 
 
 def digest(submission: Submission) -> str:
-    """Hash of what must be equal for two requests to be the same one: all of it but the id and what follows from it."""
+    """Hash of what must be equal for two requests to be the same one: all of it but the id and what follows from it.
+
+    Where the caller's words are known, they and the model are what must be equal.
+    """
+    if submission.idempotency is not None and submission.idempotency.said:
+        return hashlib.sha256(f"{submission.idempotency.said}:{submission.request.model}".encode()).hexdigest()
     anonymous = structs.replace(submission.request, id="")
     return hashlib.sha256(encode(anonymous) + str(submission.seed).encode()).hexdigest()
 

@@ -18,8 +18,9 @@ from typing import Any
 from redis.asyncio import Redis
 
 from broker import tasks
-from broker.connection import check_eviction, connect
+from broker.connection import answered_within, check_eviction, connect
 from broker.scripts import Scripts
+from broker.silence import SILENT_S
 from broker.wire import new_id
 from mtplx_core.blas import load_blas
 from mtplx_core.engine import StepResult
@@ -172,16 +173,20 @@ class Worker:
         """Say that this worker lives and how far it is; start over under a new id if it was declared dead.
 
         Raises:
+            BrokerUnavailableError: Redis is away, or has not answered in time; a new try goes over another connection.
             StalledError: a step has not returned for too long.
         """
         self._stall.check(self.service, active=self.committer.rows.decoding)
         rows = self.committer.rows
         paused, held = rows.paused, self.committer.held
         vitals = Vitals(self.service.progress, active=len(rows) - paused, paused=paused, held=held)
-        if not await self.membership.beat(vitals, snapshot=self._snapshot()):
+        async with answered_within(self._beat_within_s):
+            is_known = await self.membership.beat(vitals, snapshot=self._snapshot())
+        if not is_known:
             await self._start_over()
         elif self.membership.phase is Phase.SERVING:
-            await self.hand_back_strays(has_reader=True)
+            async with answered_within(self._beat_within_s):
+                await self.hand_back_strays(has_reader=True)
         self.committer.wake()  # deadlines and lost wake-ups reach rows in a long step this way
 
     async def hand_back_strays(self, *, has_reader: bool) -> None:
@@ -205,6 +210,11 @@ class Worker:
             logger.warning("%d rows did not end in time", len(self.committer.rows), extra=self._where)
         self.committer.drop_all("handed_back")
         await self._say_goodbye(is_crash=False)
+
+    @property
+    def _beat_within_s(self) -> float:
+        """How long a heartbeat may take: one that is not answered, and the next try, fit into a lease."""
+        return max(2 * self.config.beat_every_s, SILENT_S)
 
     @property
     def _where(self) -> dict[str, str]:
@@ -232,11 +242,13 @@ class Worker:
 
     async def _say_goodbye(self, *, is_crash: bool) -> None:
         """Hand back what Redis believes to be here; after a crash first commit and finish what is whole."""
+        self.membership.phase = Phase.DRAINING
         await self._crew.dismiss("commits")
         try:
             async with asyncio.timeout(LEAVE_S):
                 if is_crash:
                     await persist(self.committer.step)
+                await self._crew.dismiss("heartbeat")  # it would take a goodbye for a death, and start over
                 await persist(lambda: self.membership.leave(is_crash=is_crash))
         except TimeoutError:
             logger.warning("Redis did not hear the goodbye; others will find out", extra=self._where)
@@ -260,8 +272,8 @@ class Worker:
         }
 
     async def _beat_in_time(self) -> None:
-        await asyncio.sleep(self.config.beat_every_s)
         await self.beat()
+        await asyncio.sleep(self.config.beat_every_s)  # after a beat that was heard; another is tried again sooner
 
     async def _commit_when_wanted(self) -> None:
         await self.committer.wait_until_wanted()

@@ -5,6 +5,7 @@ The id names one incarnation. Once others have declared it dead it never comes b
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -16,7 +17,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from broker import keys
+from broker import keys, tasks
 from broker.connection import translated
 from broker.errors import WireError
 from broker.rows import RunningRows
@@ -69,6 +70,8 @@ class Membership:
         self._rows = RunningRows(commands)
         self._new_id = new_id
         self._offer: Offer | None = None
+        self._registrations: set[asyncio.Task[None]] = set()
+        """Those under way."""
 
     async def join(self) -> None:
         """Register under a fresh id, with whatever is known by now."""
@@ -113,7 +116,12 @@ class Membership:
         logger.info("handed back %d requests", len(outcomes), extra={"worker": self.id})
 
     async def leave(self, *, is_crash: bool) -> None:
-        """Hand everything back and go off the registry."""
+        """Hand everything back and go off the registry; nothing may beat or join meanwhile."""
+        if under_way := set(self._registrations):
+            try:
+                await asyncio.wait(under_way)
+            finally:
+                await tasks.end(*under_way)
         while seats := await self._scripts.retire(self.id):
             blamed = await self._rows.blamed(seats) if is_crash else frozenset()
             await self.hand_back([seat for seat in seats if seat.request_id in blamed], is_crash=True)
@@ -124,6 +132,13 @@ class Membership:
         return int(self.phase is Phase.SERVING)
 
     async def _register(self) -> None:
+        """Goes on when whoever asked for it is cancelled: what was sent could come true after a goodbye."""
+        registering = asyncio.create_task(self._scripts.register(self._registration()), name="worker-register")
+        self._registrations.add(registering)
+        registering.add_done_callback(self._registrations.discard)
+        await asyncio.shield(registering)
+
+    def _registration(self) -> Registration:
         fields: dict[str, str | int | bytes] = {"kind": "worker", "name": self._name, "host": socket.gethostname()}
         fields |= {
             "pid": os.getpid(),
@@ -133,21 +148,18 @@ class Membership:
             "held": 0,
         }
         if self._offer is None:
-            await self._scripts.register(Registration(self.id, fields))
-            return
+            return Registration(self.id, fields)
         lane, card = self._offer.lane, self._offer.card
-        await self._scripts.register(
-            Registration(
-                daemon_id=self.id,
-                fields={**fields, "lane": encode(lane)},
-                # Set once and counted from then on, so not before the engine has said how many there are.
-                free_rows=lane.decode_batch_max if self.phase is Phase.SERVING else None,
-                free_tokens=(lane.token_budget or None) if self.phase is Phase.SERVING else None,
-                model=card.model,
-                card=encode(card),
-                tokenizer=card.tokenizer,
-                tokenizer_files=self._offer.tokenizer_files,
-            )
+        return Registration(
+            daemon_id=self.id,
+            fields={**fields, "lane": encode(lane)},
+            # Set once and counted from then on, so not before the engine has said how many there are.
+            free_rows=lane.decode_batch_max if self.phase is Phase.SERVING else None,
+            free_tokens=(lane.token_budget or None) if self.phase is Phase.SERVING else None,
+            model=card.model,
+            card=encode(card),
+            tokenizer=card.tokenizer,
+            tokenizer_files=self._offer.tokenizer_files,
         )
 
 

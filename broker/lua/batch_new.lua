@@ -12,4 +12,5 @@ redis.call('PEXPIRE', KEYS[1], ARGV[2])
 redis.call('ZADD', KEYS[2], now, ARGV[1])
 if redis.call('PTTL', KEYS[2]) < tonumber(ARGV[2]) then redis.call('PEXPIRE', KEYS[2], ARGV[2]) end
 redis.call('SADD', KEYS[3], ARGV[1])
+drop_oldest_expired(KEYS[2], KEYS[1], ARGV[1])
 return 1

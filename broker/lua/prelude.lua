@@ -100,3 +100,12 @@ local function end_of(cause)
   if cause == 'stop' then return 'finished', 'stop' end
   return 'cancelled', 'cancelled'
 end
+
+-- More of the oldest leave a list than come, where their records have expired; so it does not grow for ever.
+-- `record_key` is the key of the record of `id`.
+local function drop_oldest_expired(list_key, record_key, id)
+  local prefix = string.sub(record_key, 1, #record_key - #id)
+  for _, oldest in ipairs(redis.call('ZRANGE', list_key, 0, 3)) do
+    if redis.call('EXISTS', prefix .. oldest) == 0 then redis.call('ZREM', list_key, oldest) end
+  end
+end

@@ -19,7 +19,7 @@ from api.backend import Backend, Fleet
 from api.config import ApiConfig
 from broker.scripts import Idempotency, Quota
 from broker.wire import Request, Ticket
-from tests.api.fake import FakeBackend, FakeHandle
+from tests.api.fake import FakeBackend, FakeHandle, beating
 
 
 @asynccontextmanager
@@ -95,7 +95,7 @@ class _Stage:
         await self.current.cancel_unwanted(request_id)
 
     async def fleet(self) -> Fleet:
-        return await self.current.fleet()
+        return beating(await self.current.fleet())
 
     async def tokenizer_files(self, digest: str) -> dict[str, bytes]:
         return await self.current.tokenizer_files(digest)

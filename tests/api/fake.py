@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import count
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -209,12 +210,14 @@ def worker(
     snapshot: str = '{"cycles": 3}',
     progress: int = 0,
     active_rows: int = 0,
+    beat: int = 1,
+    name: str = "worker-1",
 ) -> DaemonRecord:
     lane = Lane(IDENTITY, profile, "ar_batch_b8", "ar_batch", decode_batch_max=8, max_context_tokens=CONTEXT)
     return DaemonRecord(
-        id="worker-1",
+        id=name,
         kind="worker",
-        beat=1,
+        beat=beat,
         fields={"phase": phase, "snapshot": snapshot},
         lane=lane,
         free_rows=8,
@@ -224,11 +227,30 @@ def worker(
     )
 
 
-def fleet(*, daemons: Sequence[DaemonRecord] | None = None, seen_ago_ms: int = 0) -> Fleet:
+def former(beat: int = 1, *, working: str = "1", snapshot: str = "{}", name: str = "former-1") -> DaemonRecord:
+    return DaemonRecord(name, "former", beat, {"working": working, "snapshot": snapshot})
+
+
+_beats = count(1)
+
+
+def beating(picture: Fleet) -> Fleet:
+    """The picture a moment later: everybody has beaten, and so has a former."""
+    daemons = [replace(daemon, beat=next(_beats)) for daemon in picture.daemons]
+    return replace(picture, daemons=[*daemons, former(next(_beats), working="0", name="former-that-beats")])
+
+
+def fleet(
+    *,
+    daemons: Sequence[DaemonRecord] | None = None,
+    cards: Sequence[ModelCard] | None = None,
+    last_seen_ms: Mapping[str, int] | None = None,
+    seen_ago_ms: int = 0,
+) -> Fleet:
     return Fleet(
-        cards={IDENTITY: card()},
+        cards={each.model: each for each in ([card()] if cards is None else cards)},
         daemons=[worker()] if daemons is None else daemons,
-        last_seen_ms={IDENTITY: 1_000_000},
+        last_seen_ms={IDENTITY: 1_000_000} if last_seen_ms is None else last_seen_ms,
         load=Load({"interactive": 0}, {"interactive": 0}, {}),
         ended={"interactive:finished:stop": 4},
         now_ms=1_000_000 + seen_ago_ms,

@@ -252,7 +252,7 @@ async def test_catalog_answers_with_a_picture_a_little_old_while_the_next_is_tak
     await catalog.close()
 
     assert second is first
-    assert await catalog.fleet() is backend.picture
+    assert await catalog.fleet() == backend.picture
 
 
 async def test_catalog_waits_for_a_picture_when_its_own_is_too_old(backend: FakeBackend) -> None:

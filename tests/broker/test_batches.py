@@ -170,6 +170,18 @@ async def test_page_goes_on_after_an_id(desk: BatchDesk, client: Redis) -> None:
     assert not (await desk.page(index, after="file-9", limit=2)).is_known
 
 
+async def test_list_of_files_does_not_grow_where_files_come_and_expire_and_nobody_lists_them(
+    desk: BatchDesk, client: Redis
+) -> None:
+    lengths = []
+    for place in range(20):
+        await desk.put_file(file_record(f"file-{place}", created_s=1))
+        lengths.append(int(await cast("Any", client.zcard(keys.files("alice")))))
+        await client.delete(keys.file(f"file-{place}"))
+
+    assert set(lengths) == {1}
+
+
 async def test_dropped_file_is_gone_everywhere(desk: BatchDesk) -> None:
     record = file_record("file-1", created_s=1)
     await desk.put_file(record)

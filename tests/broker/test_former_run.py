@@ -73,6 +73,30 @@ async def test_former_is_woken_when_a_row_becomes_free(server: Server, scripts: 
         await wait_until(lambda: has_status(client, "r2", "running"), "the second is sent")
 
 
+async def test_former_is_woken_again_after_uvloop_lost_its_connection(
+    server: Server, client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocking = server.client(blocking=True)
+    lost = ["unable to perform operation on <TCPTransport closed=True reading=False>; the handler is closed"]
+    pubsub = blocking.pubsub
+
+    def lose_once() -> Any:
+        if lost:
+            raise RuntimeError(lost.pop())
+        return pubsub()
+
+    monkeypatch.setattr(blocking, "pubsub", lose_once)
+    former = Former(FormerConfig("unused", tick_s=NEVER_S, lease_s=NEVER_S), commands=client, blocking=blocking)
+    task = asyncio.create_task(former.run())
+
+    try:
+        await wait_until(lambda: is_idle(client, former), "the former listens")
+    finally:
+        former.stop()
+        await task
+        await blocking.aclose()
+
+
 async def test_former_leaves_at_once_when_it_is_stopped(server: Server, client: Redis, registry: Registry) -> None:
     async with running(server, FormerConfig("unused", tick_s=NEVER_S, lease_s=NEVER_S)) as former:
         await wait_until(lambda: is_idle(client, former), "the former works")

@@ -22,6 +22,11 @@ def named(request_id: str, *, ticket: Ticket | None = None, reply: str = "") -> 
     return replace(make.submission(request_id, ticket=ticket, reply=reply), seed=None, idempotency=NAME)
 
 
+def saying(words: str, request_id: str, *, max_tokens: int = 16, model: str = make.MODEL) -> Submission:
+    asked = named(request_id, ticket=make.ticket(request_id, max_tokens=max_tokens, model=model))
+    return replace(asked, idempotency=NAME._replace(said=words))
+
+
 async def test_accept_answers_with_the_first_request_when_the_key_is_known(scripts: Scripts, client: Redis) -> None:
     await scripts.accept(named("r1"), DEFAULT_BOUNDS)
 
@@ -36,6 +41,24 @@ async def test_accept_refuses_another_body_under_a_known_key(scripts: Scripts) -
 
     with pytest.raises(ConflictError):
         await scripts.accept(named("r2", ticket=make.ticket("r2", max_tokens=17)), DEFAULT_BOUNDS)
+
+
+async def test_accept_knows_a_call_by_what_was_said_whatever_was_made_of_it(scripts: Scripts) -> None:
+    await scripts.accept(saying("hello", "r1"), DEFAULT_BOUNDS)
+
+    again = await scripts.accept(saying("hello", "r2", max_tokens=17), DEFAULT_BOUNDS)
+
+    assert (again.request_id, again.is_new) == ("r1", False)
+
+
+@pytest.mark.parametrize(("said", "model"), [("good-bye", make.MODEL), ("hello", "tiny@0a1c")])
+async def test_accept_refuses_other_words_or_another_model_under_a_known_key(
+    scripts: Scripts, said: str, model: str
+) -> None:
+    await scripts.accept(saying("hello", "r1"), DEFAULT_BOUNDS)
+
+    with pytest.raises(ConflictError):
+        await scripts.accept(saying(said, "r2", model=model), DEFAULT_BOUNDS)
 
 
 async def test_accept_keeps_the_keys_of_two_api_keys_apart(scripts: Scripts) -> None:

@@ -10,11 +10,13 @@ from typing import Any
 import httpx
 import pytest
 
+from api.text_client import Terms, TextClient
 from broker import keys
 from broker.client import Client
 from tests.offline.test_text_client import text_of
 from tests.support.scripted import ask
 from tests.support.stack import Stack
+from tests.support.stack import wait_until as wait_for
 from tests.support.wait import wait_until
 from workers.scripted_lane import NAME
 
@@ -75,6 +77,37 @@ def test_key_of_another_body_is_a_conflict(http: httpx.Client) -> None:
 
     assert other.status_code == 409
     assert other.json()["error"]["code"] == "conflict"
+
+
+async def test_call_that_names_no_length_is_found_again_when_a_wider_worker_has_come() -> None:
+    stack = Stack(workers=1)
+    stack.arguments["worker"] = ("--engine", "scripted", "--max-context-tokens", "64")
+    stack.arguments["api"] = ("--registry-age-s", "0.1")
+    with stack, httpx.Client(base_url=stack.url, timeout=60) as http:
+        first = [ask_by_http(http), await ask_directly(stack)]
+        stack.arguments["worker"] = ("--engine", "scripted", "--max-context-tokens", "128")
+        stack.start_one("worker-1")
+        wait_for(lambda: widest(http) == 128, "the API sees the wider worker", timeout_s=30)
+        again = [ask_by_http(http), await ask_directly(stack)]
+
+    assert [each["choices"][0]["finish_reason"] for each in first] == ["length", "length"]
+    assert again == first
+
+
+def ask_by_http(http: httpx.Client) -> dict[str, Any]:
+    answer = http.post(PATH, json={"model": NAME, "prompt": "at length"}, headers=named("key-8"))
+    return dict(answer.json() | {"created": 0})
+
+
+async def ask_directly(stack: Stack) -> dict[str, Any]:
+    """The same from a program that has just started."""
+    async with await TextClient.open(stack.redis_url) as text:
+        call = await text.complete("at length", model=NAME, terms=Terms(idempotency_key="key-9"))
+        return dict(json.loads((await call.whole()).body) | {"created": 0})
+
+
+def widest(http: httpx.Client) -> int:
+    return int(http.get(f"/v1/models/{NAME}").json()["max_context_tokens"])
 
 
 def test_calls_without_a_key_are_apart(http: httpx.Client) -> None:

@@ -371,8 +371,8 @@ async def test_worker_tries_to_beat_within_a_lease_of_redis_coming_back(
     async with serving(rig):
         pass
 
-    # It sleeps between two beats as well, and an answer takes its time.
-    assert longest_wait["heartbeat"] + rig.worker.config.beat_every_s <= 0.5 * rig.worker.config.lease_s
+    # An answer takes its time as well.
+    assert longest_wait["heartbeat"] <= 0.25 * rig.worker.config.lease_s
 
 
 async def test_worker_waits_for_redis_at_its_start(fragile: FragileServer) -> None:
