@@ -29,12 +29,12 @@ PATIENCE_S = 3.0
 """How long anybody waits for a picture of the registry."""
 SILENT_S = 60.0
 """How long a heartbeat may stand still: many leases, so that a former's word on who is dead comes first."""
-NAMESAKES = 4
-"""Identities of a name, beside the one it stands for now, under which an earlier call is looked for."""
 SILENT_LEASES = 3
 """And at least so many leases, where they are long."""
 LOOKS = 6
 """Pictures taken in that time even though nobody asks: beats that are seen too seldom prove nothing."""
+NAMESAKES = 4
+"""Identities of a name, beside the one it stands for now, under which an earlier call is looked for."""
 _ANY_FORMER = ""
 """No daemon's id: that of all formers as one."""
 
