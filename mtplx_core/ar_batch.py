@@ -122,7 +122,7 @@ class ArBatchEngine:
         self._vocab_size = loaded.vocab_size
         self._eos_ids = loaded.eos_token_ids
         self._geometry = geometry
-        self._cache_bytes = cache_bytes(loaded.model)
+        self._cache_bytes = cache_bytes(loaded.model, chunk_tokens=geometry.prefill_chunk_tokens)
         self._hook = _SamplerHook(loaded.vocab_size)
         self._generator = _generator(loaded.model, geometry, self._hook)
         self._roster: Roster[_Active] = Roster(geometry, loaded.vocab_size)
