@@ -100,9 +100,7 @@ def _weights(scores: mx.array, sinks: mx.array | None) -> mx.array:
     """Softmax over the keys, (rows, key heads, shared, positions, keys); a sink takes part like a key without value."""
     if sinks is None:
         return mx.softmax(scores, axis=-1, precise=True)
-    column = mx.broadcast_to(
-        sinks.astype(scores.dtype).reshape(1, *scores.shape[1:3], 1, 1), (*scores.shape[:-1], 1)
-    )
+    column = mx.broadcast_to(sinks.astype(scores.dtype).reshape(1, *scores.shape[1:3], 1, 1), (*scores.shape[:-1], 1))
     return mx.softmax(mx.concatenate([scores, column], axis=-1), axis=-1, precise=True)[..., :-1]
 
 
