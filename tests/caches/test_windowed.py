@@ -190,6 +190,16 @@ def test_insert_leaves_nothing_of_an_earlier_row_behind() -> None:
     assert (layer.values[1, :, 3:] == 0).all().item()
 
 
+def test_parked_row_that_is_longer_than_all_that_is_attended_sees_some_key() -> None:
+    cache = new_cache(tokens=40)
+
+    cache.begin(mx.array([36, 1, 2], mx.int32), 2, longest=4, parked=mx.array([True, False, False]))
+
+    mask = cache.attention[0].make_mask(2)
+    assert mask.shape[-1] == 4
+    assert mask.any(axis=-1).all().item()
+
+
 def test_layer_of_a_window_asked_for_less_shows_less() -> None:
     rows = Rows(new_cache())
     for _ in range(12):

@@ -108,6 +108,23 @@ def test_attention_with_sinks_gives_what_mlx_gives(heads: int, positions: int) -
     assert not mx.allclose(ours, plain, atol=1e-3)
 
 
+def test_layer_that_attends_to_the_keys_of_another_one_is_cut_by_the_mask_it_brings() -> None:
+    lengths = (500, 20, 300)
+    cache = new_trunk_cache(Trunk(windowed_model("gpt_oss")), max_positions=POSITIONS)
+    cache.reserve(len(lengths), max(lengths))
+    cache.begin(mx.array(lengths, mx.int32) - 1, 1, longest=max(lengths), lengths=lengths)
+    windowed, full = cache.attention[:2]
+    places = full.view.attended
+    keys, values = (mx.random.normal((len(lengths), 2, places, 12), key=mx.random.key(key)) for key in (1, 2))
+    queries, mask = mx.random.normal((len(lengths), 4, 1, 12), key=mx.random.key(5)), full.make_mask(1)
+
+    ours = attend(queries, keys, values, windowed, 0.3, mask)
+
+    theirs = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=0.3, mask=mask)
+    assert windowed.view.attended < places
+    assert mx.allclose(ours, theirs, atol=1e-5)
+
+
 def refusal(caches: list[Any], layers: int) -> str:
     class Stub:
         def __init__(self) -> None:
