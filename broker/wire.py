@@ -19,7 +19,8 @@ from broker.errors import WireError
 
 T = TypeVar("T")
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
+"""1: the first. 2: `Request.min_tokens`, which a reader of 1 would pass over."""
 
 Priority = Literal["interactive", "offline"]
 Status = Literal["waiting", "running", "finished", "failed", "cancelled", "expired"]
@@ -58,6 +59,13 @@ class Request(msgspec.Struct, frozen=True, array_like=True, tag="request"):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     top_logprobs: int | None = None
+    min_tokens: int = 0
+    """Completion tokens before which neither an end token nor a stop string ends it."""
+
+    @property
+    def min_wire(self) -> int:
+        """Lowest wire version that reads it."""
+        return 2 if self.min_tokens else 1
 
 
 class Ticket(msgspec.Struct, frozen=True, array_like=True, tag="ticket"):
@@ -91,7 +99,8 @@ class Lane(msgspec.Struct, frozen=True, array_like=True, tag="lane"):
     depth: int = 0
     token_budget: int = 0
     """Cache slots that fit the worker's memory, all rows together; 0 means rows alone are the bound."""
-    wire: int = WIRE_VERSION
+    wire: int = 1
+    """Wire version that the worker reads."""
 
     @property
     def fingerprint(self) -> str:

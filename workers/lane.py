@@ -13,7 +13,7 @@ from typing import Protocol
 
 from broker.errors import WireError
 from broker.vocabulary import ByteTable, byte_table
-from broker.wire import Lane, ModelCard
+from broker.wire import WIRE_VERSION, Lane, ModelCard
 from mtplx_core.engine import Engine, Geometry, SchedulerMode
 from workers.config import WorkerConfig
 from workers.jobs import Tongue
@@ -86,6 +86,7 @@ def lane_of(model: ServedModel, geometry: Geometry, config: WorkerConfig, *, tok
         max_context_tokens=geometry.max_context_tokens,
         depth=geometry.depth,
         token_budget=token_budget,
+        wire=WIRE_VERSION,
     )
 
 
