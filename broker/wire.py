@@ -112,6 +112,17 @@ class Lane(msgspec.Struct, frozen=True, array_like=True, tag="lane"):
         return min(self.max_context_tokens, self.token_budget or self.max_context_tokens)
 
 
+class SamplingDefaults(msgspec.Struct, frozen=True, array_like=True):
+    """What the authors of a model mean where a caller says nothing; None: they say nothing either."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_tokens: int | None = None
+
+
 class ModelCard(msgspec.Struct, frozen=True, array_like=True, tag="model"):
     """What an API process needs in order to speak for a model."""
 
@@ -123,6 +134,8 @@ class ModelCard(msgspec.Struct, frozen=True, array_like=True, tag="model"):
     created_s: int
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
+    defaults: SamplingDefaults = SamplingDefaults()
+    """For whoever makes a `Request` of a call that leaves them out; a worker takes a request as it is."""
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True):

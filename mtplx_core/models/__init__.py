@@ -1,0 +1,1 @@
+"""What checkpoints are and say of themselves."""
