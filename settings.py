@@ -25,6 +25,7 @@ PresetName = Literal["latency", "agent", "throughput"]
 ProfileName = Literal["balanced", "b1-exact"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 EngineName = Literal["mlx", "scripted"]
+GenerationConfigName = Literal["model", "none"]
 
 UP, API, FORMER, WORKER, FETCH, KEY, LOOK = "up", "api", "former", "worker", "fetch", "key", "look"
 BATCH, ASK = "batch-worker", "ask"
@@ -114,6 +115,9 @@ class Settings:
     share_port: int = option(6380, "TCP port of the shared broker.", UP, minimum=1, maximum=65535)
 
     model: str | None = option(None, "Model folder or hub id; the fetched default without one.", WORKER, LOOK)
+    generation_config: GenerationConfigName = option(
+        "model", "What fills in the sampling that a call leaves out: the model's generation_config.json, or nothing.",
+        WORKER)
     scheduler_mode: SchedulerModeName | None = option(
         None, "Engine the lane runs on; by itself mtp_batch where the model allows it, else ar_batch.", WORKER)
     profile: ProfileName = option("balanced", "Numerics: rows together, or each row alone.", WORKER)

@@ -13,7 +13,7 @@ from typing import Any
 from api.bundles import Bundle
 from api.chat import ChatTemplate, TemplateError
 from api.errors import BadRequestError, ContextLengthError
-from api.models import Route
+from api.models import Route, default_sampling
 from api.parsing import check_chat, check_completion
 from api.schemas import ChatRequest, CompletionRequest, GenerationRequest, Message
 from broker.scripts import Idempotency, Quota
@@ -150,6 +150,7 @@ def idempotency_of(key: str | None, index: int, *, said: str, keep_s: float) -> 
 
 def _job(plan: _Plan, prompts: Sequence[Sequence[int]], *, param: str) -> Job:
     limits = [_room(plan, prompt, param=param) for prompt in prompts]
+    _check_min_tokens(plan.body, most=min(limits))
     clamped = min(limits) if plan.max_tokens is not None and min(limits) < plan.max_tokens else None
     sampling = _sampling(plan)
     copies = plan.body.n or 1
@@ -183,6 +184,7 @@ def _work(plan: _Plan, prompt: Sequence[int], sampling: Sampling, *, max_tokens:
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
         top_logprobs=plan.top_logprobs,
+        min_tokens=body.min_tokens or 0,
     )
     ticket = Ticket(
         id=request.id,
@@ -213,20 +215,28 @@ def _room(plan: _Plan, prompt: Sequence[int], *, param: str) -> int:
     room = limit - len(prompt)
     if room < 1:
         raise ContextLengthError(tokens=len(prompt), limit=limit, param=param)
-    return room if plan.max_tokens is None else min(plan.max_tokens, room)
+    wanted = plan.max_tokens if plan.max_tokens is not None else default_sampling(plan.route.card).max_tokens
+    return room if wanted is None else min(wanted, room)
+
+
+def _check_min_tokens(body: GenerationRequest, *, most: int) -> None:
+    if (body.min_tokens or 0) > most:
+        message = f"min_tokens is {body.min_tokens}, and the completion can have {most} tokens at most."
+        raise BadRequestError(message, param="min_tokens")
 
 
 def _sampling(plan: _Plan) -> Sampling:
     body, vocab_size = plan.body, plan.route.card.vocab_size
+    default = default_sampling(plan.route.card)
     for token in body.stop_token_ids or ():
         if token >= vocab_size:
             raise BadRequestError(f"Token ids must be below {vocab_size}.", param="stop_token_ids")
     return Sampling(
-        temperature=_or(body.temperature, 1.0),
-        top_p=_or(body.top_p, 1.0),
-        top_k=max(0, body.top_k or 0),
-        min_p=_or(body.min_p, 0.0),
-        repetition_penalty=_or(body.repetition_penalty, 1.0),
+        temperature=_or(body.temperature, default.temperature),
+        top_p=_or(body.top_p, default.top_p),
+        top_k=max(0, default.top_k if body.top_k is None else body.top_k),
+        min_p=_or(body.min_p, default.min_p),
+        repetition_penalty=_or(body.repetition_penalty, default.repetition_penalty),
         presence_penalty=_or(body.presence_penalty, 0.0),
         frequency_penalty=_or(body.frequency_penalty, 0.0),
         logit_bias=_logit_bias(body.logit_bias or {}, vocab_size),

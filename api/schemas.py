@@ -92,6 +92,7 @@ class GenerationRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
     ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     numerics_profile: Literal["balanced", "b1-exact"] | None = None
     user: str | None = None
 
@@ -251,12 +252,25 @@ class Completion(Struct, frozen=True):
     object: Literal["text_completion"] = "text_completion"
 
 
+class DefaultSampling(Struct, frozen=True):
+    """What holds where a request leaves a field out."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    max_tokens: int | None = None
+    """None: up to the context."""
+
+
 class Model(Struct, frozen=True):
     id: str
     created: int
     max_context_tokens: int
     profiles: list[str]
     identity: str
+    default_sampling_params: DefaultSampling
     object: Literal["model"] = "model"
     owned_by: str = "mtplx"
 

@@ -181,5 +181,6 @@ class Services:
             stops=request.stop,
             hidden=frozenset() if request.ignore_eos else frozenset(way.route.card.eos_token_ids),
             tracks_tokens=job.has_logprobs,
+            min_tokens=request.min_tokens,
         )
         return Choice(index, handle, way.bundle.text.stream(rules), has_logprobs=job.has_logprobs)

@@ -30,6 +30,8 @@ class TextRules:
     hidden: frozenset[int] = frozenset()
     """Tokens that end the text and are no part of it."""
     tracks_tokens: bool = False
+    min_tokens: int = 0
+    """Tokens with which no stop string ends the text."""
 
 
 class TextStream(Protocol):
@@ -129,6 +131,8 @@ class _MatchedText:
 
     def __init__(self, rules: TextRules) -> None:
         self._hidden = rules.hidden
+        self._barred = rules.min_tokens
+        """Next tokens with which no stop string ends the text."""
         self._matcher = StopMatcher(rules.stops)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._bytes_out = 0
@@ -148,8 +152,14 @@ class _MatchedText:
             self._shown.finish(self.end)
         return self._decoder.decode(rest, True)
 
-    def _release(self, data: bytes) -> str:
-        safe, end = self._matcher.feed(data)
+    def _split(self, tokens: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+        """The next tokens: those with which the text cannot end yet, and the rest."""
+        barred = min(self._barred, len(tokens))
+        self._barred -= barred
+        return (tokens[:barred], tokens[barred:]) if barred else ((), tokens)
+
+    def _release(self, data: bytes, *, may_end: bool) -> str:
+        safe, end = self._matcher.feed(data, may_end=may_end)
         self._bytes_out += len(safe)
         if self._shown is not None:
             self._shown.advance(self._bytes_out)
@@ -166,11 +176,16 @@ class _ByteStream(_MatchedText):
         self._table = table
 
     def feed(self, tokens: Sequence[int]) -> str:
+        barred, rest = self._split(tokens)
+        early = self._feed(barred, may_end=False) if barred else ""
+        return early + self._feed(rest, may_end=True)
+
+    def _feed(self, tokens: Sequence[int], *, may_end: bool) -> str:
         visible = tokens if self._hidden.isdisjoint(tokens) else [t for t in tokens if t not in self._hidden]
         if self._shown is not None:
             for token in tokens:
                 self._shown.add(0 if token in self._hidden else len(text_of(self._table, (token,))))
-        return self._release(text_of(self._table, visible))
+        return self._release(text_of(self._table, visible), may_end=may_end)
 
 
 class _DecodedStream(_MatchedText):
@@ -184,11 +199,13 @@ class _DecodedStream(_MatchedText):
         self._decode = DecodeStream(skip_special_tokens=True)
 
     def feed(self, tokens: Sequence[int]) -> str:
-        return "".join([self._feed_one(token) for token in tokens])
+        barred, rest = self._split(tokens)
+        early = [self._feed_one(token, may_end=False) for token in barred]
+        return "".join([*early, *(self._feed_one(token, may_end=True) for token in rest)])
 
-    def _feed_one(self, token: int) -> str:
+    def _feed_one(self, token: int, *, may_end: bool) -> str:
         step = None if token in self._hidden else self._decode.step(self._tokenizer, token)
         data = (step or "").encode(errors="replace")
         if self._shown is not None:
             self._shown.add(len(data))
-        return self._release(data)
+        return self._release(data, may_end=may_end)

@@ -68,6 +68,7 @@ class Reading:
             stops=request.stop,
             hidden=frozenset() if request.ignore_eos else self.eos_token_ids,
             tracks_tokens=self.job.has_logprobs,
+            min_tokens=request.min_tokens,
         )
         return Choice(index, handle, self.bundle.text.stream(rules), has_logprobs=self.job.has_logprobs)
 

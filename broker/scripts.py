@@ -158,6 +158,7 @@ class Scripts:
             ConflictError: the id or the idempotency key is taken by another request.
         """
         request, ticket, idempotency = submission.request, submission.ticket, submission.idempotency
+        ticket = structs.replace(ticket, min_wire=max(ticket.min_wire, request.min_wire))
         seed = seed_of(request.id) if submission.seed is None else submission.seed
         listener = submission.reply.rpartition(":")[2]
         reply = await self._run(

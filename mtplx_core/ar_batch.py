@@ -25,7 +25,7 @@ from mtplx_core.loader import LoadedModel
 from mtplx_core.logprobs import LogprobArrays, logprob_arrays, row_logprobs
 from mtplx_core.models.grouped_masks import group_masks
 from mtplx_core.penalties import RowHistory, has_penalties
-from mtplx_core.rows import Roster, RowProgress
+from mtplx_core.rows import Roster, RowProgress, with_end_tokens
 from mtplx_core.sampling import SamplingBatch
 from mtplx_core.serial import NOT_FINITE
 
@@ -147,6 +147,7 @@ class ArBatchEngine:
     def admit(self, row: Row) -> None:
         refuse_inside_mtp_lane("ArBatchEngine.admit")
         self._roster.check(row)
+        row = with_end_tokens(row, eos_token_ids=self._eos_ids)
         active = _Active.of(row)
         active.left_to_prefill = len(active.sequence) - 1
         if has_penalties(row.sampling):

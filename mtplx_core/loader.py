@@ -6,6 +6,7 @@ here; the tokenizer's files are bytes to pass on.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,9 @@ from mlx_lm.utils import load_model as load_mlx_model
 
 from mtplx_core.errors import ModelLoadError
 from mtplx_core.fingerprint import model_digest
+from mtplx_core.models.generation_config import FILE_NAME, read_generation_config
 
-# What rendering chat and tokenising need and nothing else: these files travel to other machines.
+# What rendering chat, tokenising and sampling need and nothing else: these files travel to other machines.
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -29,7 +31,7 @@ TOKENIZER_FILES = (
     "chat_template.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "generation_config.json",
+    FILE_NAME,
 )
 _HUB_PATTERNS = ("*.json", "model*.safetensors", "mtp*.safetensors", "mtp/*.safetensors", "*.jinja")
 _HEAD_PARTS = {"mtp", "mtp_layers"}
@@ -50,6 +52,7 @@ class LoadedModel:
     vocab_size: int
     """Width of the logits."""
     eos_token_ids: frozenset[int]
+    """Those of its configuration and of its `generation_config.json` together."""
     max_context: int
     """Longest sequence the model was made for."""
     tokenizer_files: Mapping[str, bytes]
@@ -85,7 +88,7 @@ def load_model(
         name=name,
         identity=f"{name}@{model_digest(path, tokenizer_files=files, cache_dir=cache_dir)[:12]}",
         vocab_size=vocab_size,
-        eos_token_ids=frozenset(_eos_ids(config)),
+        eos_token_ids=_end_tokens(path, files),
         max_context=_max_context(config),
         tokenizer_files=files,
         config=config,
@@ -161,6 +164,12 @@ def _logits_type(model: Module) -> tuple[int, mx.Dtype]:
     """Width and type of the logits, from the graph of one forward that is never evaluated."""
     logits = model(mx.array([[0]]))
     return int(logits.shape[-1]), logits.dtype
+
+
+def _end_tokens(path: Path, files: Mapping[str, bytes]) -> frozenset[int]:
+    # From the file, since in mlx-lm's configuration those of generation_config.json stand in place of its own.
+    config = json.loads((path / "config.json").read_bytes())
+    return read_generation_config(files).eos_token_ids.union(_eos_ids(config))
 
 
 def _eos_ids(config: Mapping[str, Any]) -> Iterable[int]:

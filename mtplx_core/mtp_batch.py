@@ -27,7 +27,7 @@ from mtplx_core.heads.base import Head
 from mtplx_core.isolation import inside_mtp_lane
 from mtplx_core.loader import LoadedModel
 from mtplx_core.logprobs import row_logprobs
-from mtplx_core.rows import check_place, check_row, row_end
+from mtplx_core.rows import check_place, check_row, row_end, with_end_tokens
 from mtplx_core.seats import Seat, Seats
 from mtplx_core.sidelines import Sidelines
 from mtplx_core.telemetry import Telemetry
@@ -124,6 +124,7 @@ class MtpBatchEngine:
         if reason := row_end(row, row.committed, eos_token_ids=self._loaded.eos_token_ids):
             self._already_ended.append(RowEnd(row.row_id, reason))
             return
+        row = with_end_tokens(row, eos_token_ids=self._loaded.eos_token_ids)
         self._sidelines.line_up(self._feeder.prefill_of(row))
 
     def discard(self, row_id: str) -> None:

@@ -141,7 +141,7 @@ class Worker:
         self.config = config = settled(self.config, model)
         context = min(model.max_context_tokens, config.max_context_tokens)
         geometry = replace(config.geometry, max_context_tokens=context)
-        card = card_of(model, geometry, created_s=int(time.time()))
+        card = card_of(model, geometry, config, created_s=int(time.time()))
         offer = Offer(lane_of(model, geometry, config, token_budget=config.token_budget), card, model.tokenizer_files)
         await persist(lambda: self.membership.advertise(offer))
         engine = await self.service.use(self._source.build)
@@ -155,7 +155,7 @@ class Worker:
         self.committer.begin(self.membership.id, self.service, self._rules)
         lane = lane_of(model, geometry, config, token_budget=budget)
         self.membership.phase = Phase.SERVING
-        offer = Offer(lane, card_of(model, geometry, created_s=card.created_s), model.tokenizer_files)
+        offer = Offer(lane, card_of(model, geometry, config, created_s=card.created_s), model.tokenizer_files)
         await persist(lambda: self.membership.advertise(offer))
         logger.info("serving %s", lane.fingerprint, extra={"worker": self.membership.id})
 

@@ -11,20 +11,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from broker.registry import Registry
 from broker.scripts import DEFAULT_BOUNDS, Scripts, Submission
-from broker.wire import Request, Sampling, Ticket, pack_tokens
+from broker.wire import Request, Sampling, SamplingDefaults, Ticket, pack_tokens
 from mtplx_core import mtp_lane
 from mtplx_core.audit import audit
+from mtplx_core.engine import Geometry, Row, SchedulerMode
 from mtplx_core.engine import Sampling as EngineSampling
-from mtplx_core.engine import SchedulerMode
 from mtplx_core.errors import ModelLoadError
 from mtplx_core.heads.attached import AttachedHead
 from mtplx_core.heads.base import Head
 from mtplx_core.loader import LoadedModel, load_model
+from mtplx_core.serial import SerialEngine
 from mtplx_core.trunk import Trunk
-from tests.support.models import write_tiny_llama
+from tests.mtplx_core.driving import run
+from tests.support.models import EOS_TOKEN_ID, write_tiny_llama
 from tests.support.reads import read_log, read_status
 from tests.workers.rig import PATIENCE_S, FragileServer
 from workers.config import WorkerConfig
@@ -116,6 +119,32 @@ async def test_worker_says_what_its_model_is(fragile: FragileServer, folder: Pat
         assert record.lane.max_context_tokens == card.max_context_tokens == 1024
         assert card.name == "tiny-llama"
         assert "tokenizer.json" in await registry.tokenizer_files(card.tokenizer)
+
+
+@pytest.mark.parametrize("mode", [SchedulerMode.SERIAL, SchedulerMode.AR_BATCH, SchedulerMode.MTP_BATCH])
+async def test_end_token_of_the_generation_config_ends_a_row_once_it_may(
+    fragile: FragileServer, folder: Path, tmp_path: Path, mode: SchedulerMode
+) -> None:
+    greedy = Row("row", PROMPT, 12, ignore_eos=True)
+    [first, *_] = run(SerialEngine(load_model(folder), Geometry()), [greedy]).tokens["row"]
+    other = Path(shutil.copytree(folder, tmp_path / "other"))
+    (other / "generation_config.json").write_text(json.dumps({"eos_token_id": [first], "temperature": 0.5}))
+
+    async with loaded(fragile, replace(CONFIG, model=str(other), mode=mode)) as worker:
+        model = await identity_of(fragile)
+        [card] = (await Registry(fragile.client()).cards()).values()
+        asked = Request("a", model, "balanced", pack_tokens(PROMPT), 12, Sampling(temperature=0.0))
+        # Each by itself, since the serial lane has one row.
+        await decode(fragile, worker, asked)
+        await decode(fragile, worker, structs.replace(asked, id="b", min_tokens=3))
+
+    client = fragile.client()
+    assert set(card.eos_token_ids) == {EOS_TOKEN_ID, first}
+    assert card.defaults == SamplingDefaults(temperature=0.5)
+    assert await read_log(client, "a") == (first,)
+    barred = await read_log(client, "b")
+    assert {first, EOS_TOKEN_ID}.isdisjoint(barred[:3])
+    assert len(barred) >= 3
 
 
 async def test_worker_runs_plain_batching_and_says_why_when_its_model_has_other_caches(
