@@ -24,7 +24,7 @@ from mtplx_core.heads.attached import AttachedHead
 from mtplx_core.heads.base import Head
 from mtplx_core.loader import LoadedModel, load_model
 from mtplx_core.trunk import Trunk
-from tests.support.models import write_tiny_llama
+from tests.support.models import write_tiny_llama, write_tiny_mamba
 from tests.support.reads import read_log, read_status
 from tests.workers.rig import PATIENCE_S, FragileServer
 from workers.config import WorkerConfig
@@ -119,20 +119,28 @@ async def test_worker_says_what_its_model_is(fragile: FragileServer, folder: Pat
 
 
 async def test_worker_runs_plain_batching_and_says_why_when_its_model_has_other_caches(
-    fragile: FragileServer, folder: Path, tmp_path: Path
+    fragile: FragileServer, tmp_path: Path
 ) -> None:
-    windowed = Path(shutil.copytree(folder, tmp_path / "windowed"))
-    description = json.loads((windowed / "config.json").read_text())
-    kinds = ["sliding_attention"] * (description["num_hidden_layers"] - 1) + ["full_attention"]
-    (windowed / "config.json").write_text(json.dumps({**description, "layer_types": kinds, "sliding_window": 16}))
-
-    async with loaded(fragile, replace(CONFIG, model=str(windowed))) as worker:
+    async with loaded(fragile, replace(CONFIG, model=str(write_tiny_mamba(tmp_path / "states")))) as worker:
         await worker.beat()
         [record] = await Registry(fragile.client()).workers()
 
     assert record.lane is not None
     assert record.lane.mode == "ar_batch"
-    assert "RotatingKVCache" in json.loads(record.fields["snapshot"])["mtp_batch_refused"]
+    assert "ArraysCache" in json.loads(record.fields["snapshot"])["mtp_batch_refused"]
+
+
+async def test_worker_decodes_windows_with_drafts(fragile: FragileServer, folder: Path, tmp_path: Path) -> None:
+    windowed = Path(shutil.copytree(folder, tmp_path / "windowed"))
+    description = json.loads((windowed / "config.json").read_text())
+    kinds = ["sliding_attention"] * (description["num_hidden_layers"] - 1) + ["full_attention"]
+    (windowed / "config.json").write_text(json.dumps({**description, "layer_types": kinds, "sliding_window": 16}))
+
+    async with loaded(fragile, replace(CONFIG, model=str(windowed))):
+        [record] = await Registry(fragile.client()).workers()
+
+    assert record.lane is not None
+    assert record.lane.mode == "mtp_batch"
 
 
 @pytest.mark.parametrize(("asked", "depth"), [(None, 7), (1, 1), (0, 0)])
