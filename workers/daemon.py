@@ -136,7 +136,7 @@ class Worker:
         """Load the model and accept jobs."""
         model = await self.service.call(self._source.describe)
         if self.config.mode is None and model.mtp_refusal:
-            logger.warning("%s runs on ar_batch: %s", model.name, model.mtp_refusal, extra=self._where)
+            logger.warning("%s does not run on mtp_batch: %s", model.name, model.mtp_refusal, extra=self._where)
             self._refusals = {SchedulerMode.MTP_BATCH.value: model.mtp_refusal}
         self.config = config = settled(self.config, model)
         context = min(model.max_context_tokens, config.max_context_tokens)

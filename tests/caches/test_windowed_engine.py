@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_lm.models.cache import KVCache
+from mlx_lm.models.cache import RotatingKVCache
 
 from mtplx_core.audit import audit
 from mtplx_core.build import build_engine
@@ -204,7 +204,7 @@ def test_prompts_fed_together_leave_what_each_leaves_alone(loaded: LoadedModel) 
 
 
 def last_of(filled: Any) -> list[mx.array]:
-    arrays: Any = filled.keys_and_values() if type(filled) is KVCache else in_order(filled)  # type: ignore[no-untyped-call]  # mlx-lm carries no types
+    arrays = in_order(filled) if isinstance(filled, RotatingKVCache) else filled.keys_and_values()
     return [array[:, :, -WINDOW:] for array in arrays]
 
 
