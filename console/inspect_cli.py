@@ -21,8 +21,9 @@ _MIB = 1 << 20
 @click.argument("model")
 @click.option("--max-context-tokens", default=2048, show_default=True, help="Length of the row whose memory is told.")
 @click.option("--depth", default=USUAL_DEPTH, show_default=True, help="Most tokens drafted per row and cycle.")
+@click.option("--check", is_flag=True, help="Load the folder's weights and run the self-test of every mode.")
 @click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
-def inspect(*, model: str, max_context_tokens: int, depth: int, as_json: bool) -> None:
+def inspect(*, model: str, max_context_tokens: int, depth: int, check: bool, as_json: bool) -> None:
     """Say of a model, a folder or a hub id, which modes can run it, with which head, and what a row takes.
 
     Of a hub id only the configuration and the headers of its files are read.
@@ -35,7 +36,7 @@ def inspect(*, model: str, max_context_tokens: int, depth: int, as_json: bool) -
     from mtplx_core.inspection import inspect_model
     from mtplx_core.memory import plan_this_machine
 
-    found = inspect_model(model, hub=HuggingFaceHub(), context_tokens=max_context_tokens, depth=depth)
+    found = inspect_model(model, hub=HuggingFaceHub(), context_tokens=max_context_tokens, depth=depth, is_checked=check)
     plan = plan_this_machine(weight_bytes=found.weight_bytes + found.head.size_bytes)
     click.echo(json.dumps(_as_json(found, plan)) if as_json else "\n".join(_lines(found, plan)))
 
@@ -59,6 +60,8 @@ def _lines(found: Inspection, plan: MemoryPlan) -> list[str]:
             lines.append(f"  {mode.mode:11s} cannot run it: {mode.reason}")
         else:
             lines.append(f"  {mode.mode:11s} {_mib(mode.row_bytes)}, {plan.rows // mode.row_bytes} rows fit")
+    if not found.is_checked:
+        lines.append("              a worker also runs each mode's self-test when it starts; --check runs it now")
     if found.has_experts:
         lines.append("depth         1 at most until this machine's probe measured more: positions share few experts")
     return lines

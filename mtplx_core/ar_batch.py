@@ -23,6 +23,7 @@ from mtplx_core.errors import EngineDeadError
 from mtplx_core.isolation import refuse_inside_mtp_lane
 from mtplx_core.loader import LoadedModel
 from mtplx_core.logprobs import LogprobArrays, logprob_arrays, row_logprobs
+from mtplx_core.models.grouped_masks import group_masks
 from mtplx_core.penalties import RowHistory, has_penalties
 from mtplx_core.rows import Roster, RowProgress
 from mtplx_core.sampling import SamplingBatch
@@ -124,6 +125,7 @@ class ArBatchEngine:
         self._geometry = geometry
         self._cache_bytes = cache_bytes(loaded.model)
         self._hook = _SamplerHook(loaded.vocab_size)
+        group_masks(loaded.model)
         self._generator = _generator(loaded.model, geometry, self._hook)
         self._roster: Roster[_Active] = Roster(geometry, loaded.vocab_size)
         self._by_uid: dict[int, _Active] = {}

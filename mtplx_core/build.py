@@ -1,21 +1,84 @@
-"""Chooses the engine of a lane from scheduler mode, numerics profile and model. The only place that knows them all."""
+"""Chooses the engine of a lane from scheduler mode, numerics profile and model. The only place that knows them all.
+
+A mode is chosen only where its engine says what the model says; the self-test of `mtplx_core.models` has that word.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from mtplx_core.ar_batch import ArBatchEngine
+from mtplx_core.depth import FixedDepth
 from mtplx_core.engine import Engine, Geometry, Profile, SchedulerMode
 from mtplx_core.errors import UnsupportedModeError
 from mtplx_core.heads.base import Head
 from mtplx_core.loader import LoadedModel
 from mtplx_core.memory import fit_geometry
+from mtplx_core.models import self_test
+from mtplx_core.mtp_batch import MtpBatchEngine, MtpOptions
 from mtplx_core.mtp_lane import build_mtp_engine
 from mtplx_core.serial import SerialEngine
 
 logger = logging.getLogger(__name__)
+
+FALLBACKS = (SchedulerMode.MTP_BATCH, SchedulerMode.AR_BATCH, SchedulerMode.SERIAL)
+"""Each mode carries more families than the one before it."""
+
+
+class ModeChoice(NamedTuple):
+    """The mode that a model runs in."""
+
+    mode: SchedulerMode
+    refusals: Mapping[SchedulerMode, str]
+    """Why each mode that would have come first is not the one."""
+
+
+def choose_mode(
+    loaded: LoadedModel, modes: Sequence[SchedulerMode] = FALLBACKS, *, profile: Profile = Profile.BALANCED
+) -> ModeChoice:
+    """Take the first mode whose engine passes the self-test on this model, on the thread that loaded the model.
+
+    Raises:
+        UnsupportedModeError: none of them does.
+    """
+    refusals: dict[SchedulerMode, str] = {}
+    for mode in modes:
+        if reason := mode_refusal(mode, loaded, profile=profile):
+            logger.warning("%s does not run on %s: %s", loaded.name, mode, reason)
+            refusals[mode] = reason
+        else:
+            return ModeChoice(mode, refusals)
+    reasons = "; ".join(f"{mode}: {reason}" for mode, reason in refusals.items())
+    raise UnsupportedModeError(f"{loaded.name} runs in no scheduler mode here ({reasons})")
+
+
+def mode_refusal(mode: SchedulerMode, loaded: LoadedModel, *, profile: Profile = Profile.BALANCED) -> str:
+    """Why a mode cannot run this model; empty where its engine passes the self-test."""
+    geometry = Geometry(
+        self_test.ROWS,
+        max_context_tokens=min(self_test.CONTEXT_TOKENS, loaded.max_context),
+        depth=self_test.DEPTH,
+        prefill_chunk_tokens=self_test.CHUNK_TOKENS,
+    )
+    try:
+        engine = _engine_to_test(mode, loaded, geometry, profile)
+    except UnsupportedModeError as error:
+        return str(error)
+    except Exception as error:  # a family laid out in a way that an engine does not know may fail in any way
+        logger.info("the engine cannot be built", exc_info=True)
+        return f"its engine cannot be built ({type(error).__name__}: {error})"
+    return self_test.refusal(engine, loaded)
+
+
+def _engine_to_test(mode: SchedulerMode, loaded: LoadedModel, geometry: Geometry, profile: Profile) -> Engine:
+    """The lane's engine with a depth that does not wait for a price, so that it verifies several positions at once."""
+    if mode is SchedulerMode.MTP_BATCH and profile is Profile.BALANCED:
+        return MtpBatchEngine(loaded, geometry, options=MtpOptions(policy=FixedDepth(geometry.depth)))
+    return build_engine(mode, loaded, geometry=geometry, profile=profile)
 
 
 def build_engine(

@@ -315,8 +315,8 @@ class _TrunkForward:
         self.logits: mx.array
 
     def __call__(self, tokens: mx.array) -> mx.array:
-        self.hidden = self._trunk.hidden(tokens, self._cache.layers)
-        self.logits = self._trunk.logits(self.hidden).astype(mx.float32)
+        self.hidden, logits = self._trunk.run(tokens, self._cache.layers)
+        self.logits = logits.astype(mx.float32)
         return self.logits
 
 

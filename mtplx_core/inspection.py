@@ -1,13 +1,14 @@
 """Says what a checkpoint is and what could run it, from its configuration and the outlines of its tensors.
 
-No forward is run and no weight is read but the few gains of a head's norms. The model that is asked how much it keeps
-is an empty one made from the configuration; its own random weights are never made either.
+No forward is run and no weight is read but the few gains of a head's norms, unless the modes are to be checked. The
+model that is asked how much it keeps is an empty one made from the configuration; its own random weights are never made
+either.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
+from mtplx_core.build import mode_refusal
 from mtplx_core.cache_bytes import cache_bytes
 from mtplx_core.device_batch import DeviceBatch
 from mtplx_core.engine import Geometry, SchedulerMode
@@ -23,7 +25,7 @@ from mtplx_core.heads import mimo, qwen
 from mtplx_core.heads.base import Head
 from mtplx_core.heads.native import MIMO, family_of, stored_head
 from mtplx_core.heads.tensors import Tensors, load_files
-from mtplx_core.loader import has_experts, is_local, model_classes, text_config
+from mtplx_core.loader import has_experts, is_local, load_model, model_classes, read_weights, text_config
 from mtplx_core.trunk import Trunk, unsupported_reason
 
 _FLOATS = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
@@ -85,6 +87,8 @@ class Inspection:
     depth: int
     head: HeadVerdict
     modes: tuple[ModeVerdict, ...]
+    is_checked: bool = False
+    """Whether each mode's self-test was run; else a lane runs it when it starts."""
 
 
 class _Checkpoint(NamedTuple):
@@ -98,15 +102,16 @@ class _Checkpoint(NamedTuple):
         return {name: tensor for tensors in self.files.values() for name, tensor in tensors.items()}
 
 
-def inspect_model(source: str, *, hub: Hub, context_tokens: int, depth: int) -> Inspection:
+def inspect_model(source: str, *, hub: Hub, context_tokens: int, depth: int, is_checked: bool = False) -> Inspection:
     """Look at a folder, or at a hub id without fetching its weights.
 
     Args:
         context_tokens: length of the row whose memory is told.
         depth: most tokens drafted per row and cycle, on the MTP lane.
+        is_checked: load the folder's weights and run each mode's self-test, as a worker does when it starts.
 
     Raises:
-        ModelLoadError: it is not there, or cannot be read.
+        ModelLoadError: it is not there, cannot be read, or is to be checked and no folder.
     """
     checkpoint = _open(source, hub)
     config, trunk_tensors = checkpoint.config, _trunk_tensors(checkpoint.tensors)
@@ -122,6 +127,8 @@ def inspect_model(source: str, *, hub: Hub, context_tokens: int, depth: int) -> 
             _ar_verdict(model, context_tokens),
             _mtp_verdict(model, trunk, head, geometry),
         )
+    if is_checked:
+        modes = _checked(source, modes)
     return Inspection(
         model=checkpoint.name,
         family=str(config.get("model_type", "unknown")),
@@ -132,7 +139,21 @@ def inspect_model(source: str, *, hub: Hub, context_tokens: int, depth: int) -> 
         depth=depth,
         head=verdict,
         modes=modes,
+        is_checked=is_checked,
     )
+
+
+def _checked(source: str, modes: Sequence[ModeVerdict]) -> tuple[ModeVerdict, ...]:
+    """The verdicts with the word of the self-test, where nothing else speaks against a mode."""
+    if not is_local(source):
+        raise ModelLoadError(f"{source} is no folder: only weights that are here can be checked")
+    loaded = load_model(source)
+    read_weights(loaded)
+    checked = []
+    for verdict in modes:
+        reason = verdict.reason or mode_refusal(SchedulerMode(verdict.mode), loaded)
+        checked.append(ModeVerdict(verdict.mode, reason, 0) if reason else verdict)
+    return tuple(checked)
 
 
 def _open(source: str, hub: Hub) -> _Checkpoint:

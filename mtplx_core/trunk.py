@@ -1,4 +1,4 @@
-"""The trunk seen by the MTP lane: an mlx-lm model taken apart into embedding, hidden states and unembedding.
+"""The trunk seen by the MTP lane: an mlx-lm model run through its own call, and the parts of it that heads use.
 
 Owns nothing but the way to reach these parts and the check that the ragged cache can carry the model.
 """
@@ -13,7 +13,9 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache, KVCache, make_prompt_cache
 
-from mtplx_core.errors import UnsupportedModeError
+from mtplx_core.errors import ModelLoadError, UnsupportedModeError
+from mtplx_core.models.grouped_masks import group_masks
+from mtplx_core.models.own_call import OwnCall, Said
 from mtplx_core.recurrent import LAYER_KINDS, listen_to
 from mtplx_core.unfused_attention import route_attention
 
@@ -22,73 +24,66 @@ class Trunk:
     """An mlx-lm causal model whose every layer keeps a plain `KVCache` or the state of a gated delta net.
 
     Raises:
-        UnsupportedModeError: the model has other recurrent layers, sliding-window, chunked or quantised caches, or
-            parts that are not where mlx-lm's models keep them.
+        UnsupportedModeError: the model has other recurrent layers, sliding-window, chunked or quantised caches.
     """
 
     def __init__(self, model: Any) -> None:
         reason = unsupported_reason(model)
         if reason is not None:
             raise UnsupportedModeError(f"mtp_batch cannot run this model: {reason}; use ar_batch")
-        owner = _text_model(model)
         self.model = model
-        self._body: Any = owner.model
-        self._unembedding: Any = getattr(owner, "lm_head", None) or owner.model.embed_tokens
-        self.args: Any = owner.args
+        self.args: Any = getattr(_text_model(model), "args", None)
         self.layers: Sequence[Any] = model.layers
         listen_to(self.layers)
+        group_masks(model)
         route_attention(model)
-        self.hidden_size = int(owner.args.hidden_size)
-        self.vocab_size = int(owner.args.vocab_size)
-        self.query_heads = int(owner.args.num_attention_heads)
-        self.key_heads = int(getattr(owner.args, "num_key_value_heads", None) or self.query_heads)
-        self.dtype: mx.Dtype = self.embed(mx.zeros((1, 1), mx.int32)).dtype
+        self._call = OwnCall(model)
+        self.hidden_size = self._call.hidden_size
+        self.vocab_size = self._call.vocab_size
+        self.dtype = self._call.dtype
+        self.query_heads = int(getattr(self.args, "num_attention_heads", None) or 1)
+        self.key_heads = int(getattr(self.args, "num_key_value_heads", None) or self.query_heads)
 
     @property
     def final_norm_weight(self) -> mx.array:
-        weight: mx.array = self._body.norm.weight
+        """Gains of the norm that hidden states come out of, (hidden,)."""
+        weight: mx.array = self._part_of_body("norm").weight
         return weight
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """Embeddings, (rows, positions, hidden)."""
-        embedded: mx.array = self._body.embed_tokens(tokens)
+        """Embeddings as they are stored, (rows, positions, hidden)."""
+        embedded: mx.array = self._part_of_body("embed_tokens")(tokens)
         return embedded
 
     def new_caches(self) -> list[Any]:
         """mlx-lm's own caches, for one row outside the batch."""
         return list(make_prompt_cache(self.model))
 
+    def run(self, tokens: mx.array, cache: Sequence[Any] | None = None) -> Said:
+        """Hidden states and logits of one forward over tokens, (rows, positions)."""
+        return self._call(tokens, cache)
+
     def hidden(self, tokens: mx.array, cache: Sequence[Any] | None = None) -> mx.array:
-        """Hidden states after the final norm, (rows, positions, hidden)."""
-        states: mx.array = self._body(tokens, cache)
-        return states
+        """Hidden states that logits are made of, (rows, positions, hidden)."""
+        return self._call(tokens, cache).hidden
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Logits over the whole vocabulary; `hidden` must be row-contiguous or every row reads all weights."""
-        if hasattr(self._unembedding, "as_linear"):
-            logits: mx.array = self._unembedding.as_linear(hidden)
-        else:
-            logits = self._unembedding(hidden)
-        return logits
+        return self._call.logits(hidden)
 
-    def unembedding_rows(self, token_ids: mx.array) -> Callable[[mx.array], mx.array]:
-        """The unembedding restricted to some tokens: a function from hidden states to their logits."""
-        layer = self._unembedding
-        rows = layer.weight[token_ids]
-        if "scales" not in layer:
-            transposed = rows.T  # (hidden, tokens)
-            mx.eval(transposed)
-            return lambda hidden: hidden @ transposed
-        scales = layer.scales[token_ids]
-        biases = layer.biases[token_ids] if layer.biases is not None else None
-        mx.eval(rows, scales)
+    def logits_of(self, token_ids: mx.array) -> Callable[[mx.array], mx.array]:
+        """A function from hidden states to the logits of some tokens.
 
-        def project(hidden: mx.array) -> mx.array:
-            return mx.quantized_matmul(
-                hidden, rows, scales, biases, transpose=True, group_size=layer.group_size, bits=layer.bits
-            )
+        Raises:
+            ModelLoadError: the model's output layer does not keep one row per token.
+        """
+        return self._call.logits_of(token_ids)
 
-        return project
+    def _part_of_body(self, name: str) -> Any:
+        part = getattr(self._call.body, name, None)
+        if part is None:
+            raise ModelLoadError(f"no head can be put on this model: it has no `{name}` where mlx-lm's models keep it")
+        return part
 
 
 def unsupported_reason(model: Any) -> str | None:
@@ -102,9 +97,6 @@ def unsupported_reason(model: Any) -> str | None:
             f"its layers keep {', '.join(foreign)}, and rows of different lengths need plain KVCache "
             "or the state of Qwen's gated delta nets"
         )
-    owner = _text_model(model)
-    if not hasattr(owner, "model") or not hasattr(owner.model, "embed_tokens") or not hasattr(owner, "args"):
-        return "its embedding and layers are not where mlx-lm's text models keep them"
     return None
 
 

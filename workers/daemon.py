@@ -23,7 +23,7 @@ from broker.scripts import Scripts
 from broker.silence import SILENT_S
 from broker.wire import new_id
 from mtplx_core.blas import load_blas
-from mtplx_core.engine import StepResult
+from mtplx_core.engine import SchedulerMode, StepResult
 from workers.committer import Committer
 from workers.config import ScriptConfig, WorkerConfig
 from workers.control import ControlListener
@@ -82,7 +82,8 @@ class Worker:
         self._tongue = Tongue(None, frozenset())
         self._rules: PlaceRules | None = None
         self._memory: Mapping[str, int] = {}
-        self._mtp_refusal = ""
+        self._refusals: dict[str, str] = {}
+        """Why modes that would have come first are not the lane's."""
         self._counters: Mapping[str, Any] = {}
         self._reading: asyncio.Task[Mapping[str, Any]] | None = None
         self._crew = Crew()
@@ -136,7 +137,7 @@ class Worker:
         model = await self.service.call(self._source.describe)
         if self.config.mode is None and model.mtp_refusal:
             logger.warning("%s runs on ar_batch: %s", model.name, model.mtp_refusal, extra=self._where)
-            self._mtp_refusal = model.mtp_refusal
+            self._refusals = {SchedulerMode.MTP_BATCH.value: model.mtp_refusal}
         self.config = config = settled(self.config, model)
         context = min(model.max_context_tokens, config.max_context_tokens)
         geometry = replace(config.geometry, max_context_tokens=context)
@@ -144,7 +145,9 @@ class Worker:
         offer = Offer(lane_of(model, geometry, config, token_budget=config.token_budget), card, model.tokenizer_files)
         await persist(lambda: self.membership.advertise(offer))
         engine = await self.service.use(self._source.build)
-        config = replace(config, memory_bytes=config.memory_bytes or self._source.memory_bytes)
+        self._refusals |= self._source.refusals
+        memory_bytes = config.memory_bytes or self._source.memory_bytes
+        config = replace(config, mode=self._source.mode or config.mode, memory_bytes=memory_bytes)
         self._memory = memory_of(engine, config)
         self._tongue = await self.service.call(lambda: tongue_of(model))
         geometry, budget = engine.geometry, token_budget_of(engine, config)
@@ -268,7 +271,7 @@ class Worker:
             "paused_rows": committer.rows.paused,
             "cohorts": committer.cohorts.snapshot(),
             "memory": self._memory,
-            **({"mtp_batch_refused": self._mtp_refusal} if self._mtp_refusal else {}),
+            **{f"{mode}_refused": reason for mode, reason in self._refusals.items()},
         }
 
     async def _beat_in_time(self) -> None:

@@ -57,6 +57,14 @@ class LaneSource(Protocol):
     def memory_bytes(self) -> int:
         """What the caches of all rows may take, known once the engine is built; 0: no bound."""
 
+    @property
+    def mode(self) -> SchedulerMode | None:
+        """The mode of the engine that was built, which may be another than the settled one; None: that one."""
+
+    @property
+    def refusals(self) -> Mapping[str, str]:
+        """Why each mode that would have come first is not the one, known once the engine is built."""
+
     def describe(self) -> ServedModel:
         """Find the model and read what there is to know of it."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +35,8 @@ class MlxLane:
         self._is_mode_asked_for = config.mode is not None
         self._loaded: LoadedModel | None = None
         self.memory_bytes = config.memory_bytes
+        self.mode = config.mode
+        self.refusals: Mapping[str, str] = {}
 
     def describe(self) -> ServedModel:
         from mtplx_core.loader import load_model
@@ -62,6 +65,7 @@ class MlxLane:
 
         assert self._loaded is not None, "describe() comes first"
         read_weights(self._loaded)
+        self._choose_mode(self._loaded)
         config = self._config
         if not self.memory_bytes:
             self.memory_bytes = plan_this_machine(weight_bytes=weight_bytes(self._loaded)).rows
@@ -79,6 +83,21 @@ class MlxLane:
             probe_dir=None if config.cache_dir is None else config.cache_dir / "probes",
             memory_bytes=max(self.memory_bytes, 1),
         )
+
+    def _choose_mode(self, loaded: LoadedModel) -> None:
+        """Fall back to a mode that says what the model says, unless one was asked for.
+
+        Raises:
+            UnsupportedModeError: no mode does, or not the one that was asked for.
+        """
+        from mtplx_core.build import FALLBACKS, choose_mode
+
+        config = self._config
+        assert config.mode is not None, "describe() settles it"
+        modes = (config.mode,) if self._is_mode_asked_for else FALLBACKS[FALLBACKS.index(config.mode) :]
+        self.mode, refusals = choose_mode(loaded, modes, profile=config.profile)
+        self.refusals = {mode.value: reason for mode, reason in refusals.items()}
+        self._config = replace(config, mode=self.mode)
 
     def _find_head(self) -> Head | None:
         """Raises: ModelLoadError where somebody asked for drafting and there is a head that is no use."""

@@ -6,6 +6,7 @@ The ids it plays are the printable ASCII characters, so that every completion is
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from broker.vocabulary import byte_level_alphabet
 from mtplx_core.engine import Engine, Geometry, Row
@@ -34,6 +35,8 @@ class ScriptedLane:
     """A lane source that plays a script."""
 
     memory_bytes = 0
+    mode = None
+    refusals: Mapping[str, str] = {}
 
     def __init__(self, config: ScriptConfig, geometry: Geometry) -> None:
         self._config = config

@@ -161,8 +161,7 @@ class Trainer:
             self._head = AttachedHead(self._trunk, ids, max_depth=recipe.max_depth)
             self._weights = {name[8:]: value for name, value in saved.items() if name.startswith("weights.")}
             self._state = {name[6:]: value for name, value in saved.items() if name.startswith("state.")}
-        # Whatever the unembedding is made of, its product with the identity is its rows.
-        rows = self._head.logits(mx.eye(self._trunk.hidden_size, dtype=self._trunk.dtype)[None])[0].T
+        rows = _unembedding_rows(self._head, self._trunk)
         self._table = DraftTable.of(rows, self._head.draft_ids, vocab_size=self._trunk.vocab_size)
         self._gradients = mx.value_and_grad(self._loss)
 
@@ -255,3 +254,17 @@ class Trainer:
         for old in self._run.glob("step-*.safetensors"):
             if old.name != f"step-{step}.safetensors":
                 old.unlink()
+
+
+def _unembedding_rows(head: AttachedHead, trunk: Trunk) -> mx.array:
+    """What the draft vocabulary's logits are the product of hidden states with, (draft vocabulary, hidden).
+
+    Raises:
+        ForgeError: the model bends its logits (a soft cap), so they are no such product.
+    """
+    identity = mx.eye(trunk.hidden_size, dtype=trunk.dtype)[None]
+    rows = head.logits(identity)[0].T
+    doubled = head.logits(2 * identity)[0].T
+    if not mx.allclose(doubled, 2 * rows, rtol=1e-2, atol=1e-3).item():
+        raise ForgeError("the model caps its logits; a head for it cannot be trained here")
+    return rows

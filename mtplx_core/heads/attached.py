@@ -57,7 +57,7 @@ class AttachedHead(nn.Module):  # type: ignore[misc]  # mlx.nn carries no types
         self._max_depth = max_depth
         self._trunk = trunk
         self._draft_ids = mx.array(sorted(set(draft_ids)), mx.int32)
-        self._project = trunk.unembedding_rows(self._draft_ids)
+        self._project = trunk.logits_of(self._draft_ids)
 
     @property
     def name(self) -> str:

@@ -1,0 +1,1 @@
+"""Models: their own call, and whether a lane says what they say."""
