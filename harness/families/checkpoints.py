@@ -20,8 +20,13 @@ from harness.families.sizes import CONTEXT, USUAL
 from tests.support.models import tokenizer_texts
 
 EOS_TOKEN_ID = 2
-UNIMPORTABLE = {"olmo": "mlx-lm's module ends the process without the package ai2-olmo"}
-"""Modules that must not be imported here, with the reason."""
+NEEDS_GPU = {"bitnet", "muse_spark"}
+"""Families whose layers are kernels for a GPU."""
+NOT_HERE: dict[str, str] = {
+    **dict.fromkeys(NEEDS_GPU, "its kernels need a GPU"),
+    "olmo": "mlx-lm's module for it ends the process without the package ai2-olmo",
+}
+"""Families that mlx-lm cannot build on a CPU with this project's requirements; OLMo's must not even be imported."""
 GAIN = 2.0
 """Standard deviation of what a random matrix makes of a normalised vector."""
 
@@ -29,7 +34,7 @@ GAIN = 2.0
 def families() -> list[str]:
     """Return the names of mlx-lm's modules that define a model."""
     names = [module.name for module in pkgutil.iter_modules(mlx_lm.models.__path__)]
-    return [name for name in names if name in UNIMPORTABLE or hasattr(_module(name), "Model")]
+    return [name for name in names if name in NOT_HERE or hasattr(_module(name), "Model")]
 
 
 def config_of(family: str, *, is_tied: bool | None = None) -> dict[str, Any]:

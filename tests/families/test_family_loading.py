@@ -8,7 +8,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from harness.families.checkpoints import write_checkpoint
+from harness.families.checkpoints import NEEDS_GPU, NOT_HERE, write_checkpoint
 from harness.families.sizes import CONTEXT
 from mtplx_core.errors import ModelLoadError
 from mtplx_core.loader import UNBOUNDED_CONTEXT, load_model
@@ -35,8 +35,13 @@ def test_module_that_ends_the_process_is_a_model_that_cannot_be_loaded(tmp_path:
 
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="a GPU runs its kernels")
-def test_model_whose_kernels_need_a_gpu_is_refused_without_one(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path / "bitnet", "bitnet")
+@pytest.mark.parametrize("family", sorted(NEEDS_GPU))
+def test_model_whose_kernels_need_a_gpu_is_refused_without_one(family: str, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / family, family)
 
     with pytest.raises(ModelLoadError, match="Metal"):
         load_model(folder)
+
+
+def test_families_that_cannot_be_built_here_are_those_refused_above() -> None:
+    assert set(NOT_HERE) == {*NEEDS_GPU, "olmo"}
