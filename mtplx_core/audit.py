@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtplx_core.engine import Sampling
+from mtplx_core.models.own_call import logits_in_one_forward
 from mtplx_core.noise import gumbel, noise_keys, seed_words
 from mtplx_core.penalties import has_penalties, penalise, penalty_rows, row_history
 
@@ -74,7 +75,7 @@ def audit(
     """Re-derive every token of `output`, each from the tokens before it.
 
     Args:
-        model: an mlx-lm model; it is run once, without a cache, over prompt and output.
+        model: an mlx-lm model; it is run once, with fresh caches, over prompt and output.
         tolerance: gap in noisy scores that counts as a tie; by default 1e-3 for float32 logits and two units in the
             last place for half precision.
     """
@@ -112,7 +113,7 @@ def _mismatches(
     if not output:
         return tolerance or FLOAT32_TOLERANCE, ()
     tokens = mx.array([[*prompt, *output[:-1]]])
-    logits: mx.array = model(tokens)[:, len(prompt) - 1 :]
+    logits = logits_in_one_forward(model, tokens)[:, len(prompt) - 1 :]
     if tolerance is None:
         tolerance = _tolerance(logits) / (sampling.temperature or 1.0 if logits.dtype != mx.float32 else 1.0)
     found: list[Mismatch] = []

@@ -218,7 +218,8 @@ class DeviceBatch:
         else:
             chosen = verify(before, drafts, forward, self._sampler, noise=noise)
             self._unsettled = _Unsettled(forward.hidden, chosen)
-        finite = mx.isfinite(forward.logits.sum(axis=(1, 2)))
+        # Some families give tokens that stand for nothing a logit of minus infinity.
+        finite = forward.logits.sum(axis=(1, 2)) < mx.inf
         guessed = mx.where(guess.found, guess.tokens[:, 0], -1) if guess is not None and self.overlaps else None
         logprobs = None
         if plan.top_logprobs is not None:

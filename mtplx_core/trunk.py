@@ -19,6 +19,9 @@ from mtplx_core.models.own_call import OwnCall, Said
 from mtplx_core.recurrent import LAYER_KINDS, listen_to
 from mtplx_core.unfused_attention import route_attention
 
+_HEAD_COUNTS = ("n_heads", "num_heads", "num_attention_heads", "n_head")
+"""What mlx-lm's attention layers call the number of their query heads."""
+
 
 class Trunk:
     """An mlx-lm causal model whose every layer keeps a plain `KVCache` or the state of a gated delta net.
@@ -41,8 +44,8 @@ class Trunk:
         self.hidden_size = self._call.hidden_size
         self.vocab_size = self._call.vocab_size
         self.dtype = self._call.dtype
-        self.query_heads = int(getattr(self.args, "num_attention_heads", None) or 1)
-        self.key_heads = int(getattr(self.args, "num_key_value_heads", None) or self.query_heads)
+        self.query_heads = _query_heads(model)
+        self.key_heads = min(int(getattr(self.args, "num_key_value_heads", None) or self.query_heads), self.query_heads)
 
     @property
     def final_norm_weight(self) -> mx.array:
@@ -120,6 +123,13 @@ def trunk_fingerprint(model: Any) -> str:
             rounded = weight.astype(mx.bfloat16).view(mx.uint16)
             digest.update(bytes(memoryview(rounded)))
     return digest.hexdigest()[:24]
+
+
+def _query_heads(model: Any) -> int:
+    """Query heads of the attention layers; 1, to which every mask can be laid out, where layers differ in them."""
+    named = [getattr(part, name, None) for part in model.modules() for name in _HEAD_COUNTS]
+    counts = {count for count in named if isinstance(count, int)}
+    return counts.pop() if len(counts) == 1 else 1
 
 
 def _text_model(model: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
 
 from mtplx_core.errors import ModelLoadError
 
@@ -28,6 +29,14 @@ class Said(NamedTuple):
     """(rows, positions, hidden); the logits where the model has no body of its own."""
     logits: mx.array
     """(rows, positions, vocabulary)"""
+
+
+def logits_in_one_forward(model: Any, tokens: mx.array) -> mx.array:
+    """What a model says behind each of some tokens, (rows, positions, vocabulary).
+
+    With fresh caches, since layers that share keys find them there alone.
+    """
+    return _run(model, tokens, make_prompt_cache(model))
 
 
 class OwnCall:

@@ -16,21 +16,32 @@ from mtplx_core.engine import Sampling
 from mtplx_core.penalties import row_history
 from mtplx_core.sampling import SamplingBatch
 
-Model = Callable[[mx.array], mx.array]
 VOCAB = 40
 PROMPT = (0, 1, 0)
 SAMPLED = Sampling(temperature=0.8, top_p=0.9, top_k=30, min_p=0.01, frequency_penalty=0.5, seed=11)
 
 
+class Model:
+    """A model without layers, whose logits are a function of its tokens."""
+
+    layers = ()
+
+    def __init__(self, logits_of: Callable[[mx.array], mx.array]) -> None:
+        self._logits_of = logits_of
+
+    def __call__(self, tokens: mx.array, cache: object = None) -> mx.array:
+        return self._logits_of(tokens)
+
+
 def bigram_model(*, dtype: mx.Dtype = mx.float32) -> Model:
     """Logits that depend on the last token alone."""
     table = mx.random.normal((VOCAB, VOCAB), key=mx.random.key(3)).astype(dtype) * 2
-    return lambda tokens: table[tokens]
+    return Model(lambda tokens: table[tokens])
 
 
 def constant_model(logits: list[float], *, dtype: mx.Dtype = mx.float32) -> Model:
     row = mx.array(logits).astype(dtype)
-    return lambda tokens: mx.broadcast_to(row, (*tokens.shape, row.size))
+    return Model(lambda tokens: mx.broadcast_to(row, (*tokens.shape, row.size)))
 
 
 def decode(model: Model, sampling: Sampling, *, count: int = 40) -> list[int]:

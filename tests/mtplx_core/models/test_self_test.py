@@ -20,11 +20,12 @@ GEOMETRY = Geometry(self_test.ROWS, self_test.CONTEXT_TOKENS)
 
 
 class Moody:
-    """A model that goes wrong with a batch of several rows, or with any."""
+    """A model that goes wrong with a batch of several rows, or with few positions at once."""
 
-    def __init__(self, loaded: LoadedModel, *, rows: int, fails: bool = False) -> None:
+    def __init__(self, loaded: LoadedModel, *, rows: int = 1, positions: int = 99, fails: bool = False) -> None:
         self._model: Any = loaded.model
         self._rows = rows
+        self._positions = positions
         self._fails = fails
 
     def __getattr__(self, name: str) -> Any:
@@ -32,7 +33,7 @@ class Moody:
 
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
         logits: mx.array = self._model(tokens, cache=cache)
-        if cache is None or tokens.shape[0] < self._rows:
+        if cache is None or tokens.shape[0] < self._rows or tokens.shape[1] > self._positions:
             return logits
         if self._fails:
             raise ValueError("shapes (3,1,2,4) and (3,2,2,2,4) cannot be broadcast")
@@ -89,7 +90,7 @@ def test_lane_falls_to_the_next_mode_that_passes(fails: bool, reason: str) -> No
 
 def test_model_that_no_mode_can_run_is_refused_with_every_reason() -> None:
     with pytest.raises(UnsupportedModeError, match=r"mtp_batch: .*ar_batch: .*serial: "):
-        choose_mode(moody(tiny_model("llama"), rows=1))
+        choose_mode(moody(tiny_model("llama"), positions=3))
 
 
 def test_mode_that_was_asked_for_alone_has_nothing_to_fall_to() -> None:
