@@ -14,11 +14,11 @@ START = "<!-- families: written by `python -m harness.families` -->"
 END = "<!-- end of families -->"
 _HEAD = ("| family | runs in | caches | why not in a better mode |", "|---|---|---|---|")
 _SHORTER = (
-    (r"^mtp_batch cannot run this model: ", ""),
-    (r"; use ar_batch$", ""),
+    (r"^(mtp|ar)_batch cannot run this model: ", ""),
+    (r"; use (ar_batch|serial)$", ""),
     (r", and rows of different lengths need .*$", ""),
     (r"its log-probabilities lie .*$", "its log-probabilities are not the model's own"),
-    (r"decoding three short rows fails \(.*$", "decoding rows of different lengths fails"),
+    (r"decoding (three|a few) short rows fails \(.*$", "decoding rows of different lengths fails"),
 )
 """What a reader of one line does without, and figures, which differ from machine to machine."""
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models.cache import make_prompt_cache
 
 from mtplx_core.audit import audit
 from mtplx_core.engine import Engine, Geometry, Row, Sampling, TokenLogprob
 from mtplx_core.loader import LoadedModel
+from mtplx_core.models.own_call import logits_in_one_forward
 
 GEOMETRY = Geometry(decode_batch_max=3, max_context_tokens=64, depth=3, prefill_chunk_tokens=16)
 TOLERANCE = 2e-3
@@ -74,33 +74,19 @@ def run_rows(engine: Engine) -> Answers:
 def judge(loaded: LoadedModel, answers: Answers) -> Verdict:
     """Compare logprobs with one forward over prompt and answer, and audit every token."""
     worst, failures = 0.0, list(answers.errors)
-    forward = own_forward(loaded.model)
     for row in ROWS:
         tokens = answers.tokens[row.row_id]
         if len(tokens) != row.max_tokens:
             failures.append(f"row {row.row_id} got {len(tokens)} of {row.max_tokens} tokens")
             continue
-        gap = _logprob_gap(forward, row, tokens, answers.logprobs[row.row_id])
+        gap = _logprob_gap(loaded.model, row, tokens, answers.logprobs[row.row_id])
         worst = max(worst, gap)
         if not gap < TOLERANCE:
             failures.append(f"row {row.row_id}: a logprob is {gap:.3g} off")
-        checked = audit(forward, row.prompt, tokens, row.sampling)
+        checked = audit(loaded.model, row.prompt, tokens, row.sampling)
         if not checked.passed:
             failures.append(f"row {row.row_id}: {len(checked.mismatches)} tokens are not the sampler's")
     return Verdict(worst, tuple(failures))
-
-
-def own_forward(model: Any) -> Callable[[mx.array], mx.array]:
-    """Return mlx-lm's own forward over whole rows.
-
-    It fills fresh caches: layers that share keys and values read them out of a cache.
-    """
-
-    def forward(tokens: mx.array) -> mx.array:
-        logits: mx.array = model(tokens, cache=make_prompt_cache(model))
-        return logits
-
-    return forward
 
 
 def _take(answers: Answers, engine: Engine) -> None:
@@ -111,11 +97,10 @@ def _take(answers: Answers, engine: Engine) -> None:
     answers.errors += [f"row {end.row_id}: {end.message}" for end in result.ends if end.reason == "error"]
 
 
-def _logprob_gap(
-    forward: Callable[[mx.array], mx.array], row: Row, tokens: Sequence[int], said: Sequence[TokenLogprob]
-) -> float:
-    logits = forward(mx.array([[*row.prompt, *tokens[:-1]]]))[0, len(row.prompt) - 1 :].astype(mx.float32)
-    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)  # (tokens, vocab)
+def _logprob_gap(model: Any, row: Row, tokens: Sequence[int], said: Sequence[TokenLogprob]) -> float:
+    logits = logits_in_one_forward(model, mx.array([[*row.prompt, *tokens[:-1]]]))
+    logits = logits[0, len(row.prompt) - 1 :].astype(mx.float32)  # (tokens, vocab)
+    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     own = np.array(mx.take_along_axis(logprobs, mx.array(tokens)[:, None], axis=-1))[:, 0]
     gaps = np.abs(own - np.array([entry.logprob for entry in said]))
     return float(gaps.max()) if np.isfinite(gaps).all() else float("inf")
