@@ -130,7 +130,7 @@ class ArBatchEngine:
         self._vocab_size = loaded.vocab_size
         self._eos_ids = loaded.eos_token_ids
         self._geometry = geometry
-        self._cache_bytes = cache_bytes(loaded.model)
+        self._cache_bytes = cache_bytes(loaded.model, chunk_tokens=geometry.prefill_chunk_tokens)
         self._hook = _SamplerHook(loaded.vocab_size)
         group_masks(loaded.model)
         self._generator = _generator(loaded.model, geometry, self._hook)

@@ -11,7 +11,9 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache
+from mlx_lm.models.cache import KVCache, RotatingKVCache
+
+from mtplx_core.caches.windowed import copy_rotating
 
 KEPT = 4
 _LEAST_TOKENS = 8
@@ -72,6 +74,8 @@ def _copy(kept: Any, fresh: Any) -> None:
         # Of the exact length, so that whoever goes on grows into arrays of its own.
         keys, values = kept.keys_and_values() if kept.offset else (None, None)  # type: ignore[no-untyped-call]
         fresh.state = keys, values, kept.offset
+    elif isinstance(kept, RotatingKVCache):
+        copy_rotating(kept, fresh)
     else:
         arrays, *rest = kept.state
         fresh.state = (list(arrays), *rest)

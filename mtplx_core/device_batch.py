@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
+from mtplx_core.caches.ragged_layer import LayerShape
 from mtplx_core.cycle import RowState, advanced, empty_state, picked, placed, run_cycle, seated, verify
 from mtplx_core.drafters import PENDING_LIMIT, HeadDrafter, LiftedPairs, look_up
 from mtplx_core.engine import Geometry, Sampling
@@ -21,7 +22,7 @@ from mtplx_core.logprobs import LogprobArrays, logprob_arrays
 from mtplx_core.memory import VERIFY_COPIES
 from mtplx_core.penalties import RowHistory
 from mtplx_core.prefill import Prefill
-from mtplx_core.ragged_cache import LayerShape, RaggedCache, cache_arrays, layer_shapes, plain_caches
+from mtplx_core.ragged_cache import RaggedCache, cache_arrays, layer_shapes, plain_caches
 from mtplx_core.recurrent import RecurrentShape
 from mtplx_core.row_sampling import RowSampler
 from mtplx_core.trunk import Trunk

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from mtplx_core.beginnings import Beginnings, first_message
+from mtplx_core.caches.ragged_layer import LayerShape
 from mtplx_core.device_batch import mask_heads, trunk_shapes
 from mtplx_core.engine import PrefillProgress, Row, RowEnd
 from mtplx_core.heads.base import Head
 from mtplx_core.prefill import Prefill
-from mtplx_core.ragged_cache import LayerShape, RaggedCache
+from mtplx_core.ragged_cache import RaggedCache
 from mtplx_core.trunk import Trunk
 
 logger = logging.getLogger(__name__)

@@ -1,147 +1,31 @@
 """Key-value caches for rows of different lengths, behind mlx-lm's cache interface; recurrent layers ride along.
 
-Each row writes at its own offset and sees what lies before it; lowering an offset is all it takes to reject
-positions, which are then overwritten. Rows that are parked write into a sink behind the capacity. The bound on what
-may be written is kept on the host, so no device value is ever read back. It owns no policy: who sits in which slot
-and how long rows may become is the caller's business.
+Each row writes at its own offset and sees what lies before it, or a window of that; lowering an offset is all it takes
+to reject positions, which are then overwritten. Rows that are parked write into a sink behind all other places. The
+bound on what may be written is kept on the host, so no device value is ever read back. It owns no policy: who sits in
+which slot and how long rows may become is the caller's business.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import ArraysCache, KVCache
+from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
+from mtplx_core.caches.forward import Forward
+from mtplx_core.caches.ragged_layer import LayerShape, RaggedLayer
+from mtplx_core.caches.windowed import WindowedLayer
 from mtplx_core.recurrent import RecurrentLayer, RecurrentShape, recurrent_shape, slot_of
 
 GROWTH_TOKENS = 256
-RUN_TOKENS = 256
-"""Neighbouring rows whose lengths round up to the same multiple attend together; each run has a price of its own."""
-
-
-class LayerShape(NamedTuple):
-    """What one layer keeps per token; key and value heads may differ in size."""
-
-    heads: int
-    key_size: int
-    value_size: int
-    dtype: mx.Dtype
-
-    @property
-    def token_bytes(self) -> int:
-        return self.heads * (self.key_size + self.value_size) * self.dtype.size
-
-
-class Run(NamedTuple):
-    """Neighbouring rows that attend to equally many keys."""
-
-    start: int
-    stop: int
-    attended: int
-
-
-class Window(NamedTuple):
-    """What one forward writes and sees, the same for all layers."""
-
-    offset: mx.array
-    """First position of each row, (rows,) int32."""
-    write: mx.array
-    """Where each position goes, (rows, 1, positions, 1) int32."""
-    attended: int
-    """Keys that take part: a bucket at least as long as the longest row."""
-    mask: mx.array
-    """(rows, 1 or query heads, positions, attended) bool"""
-    runs: tuple[Run, ...] = ()
-    """All rows, for attention that can leave out what lies behind the rows' ends."""
-
-
-class RaggedLayer:
-    """One layer's keys and values, (slots, heads, capacity + sink, size), with mlx-lm's cache verbs."""
-
-    def __init__(self, cache: RaggedCache, shape: LayerShape) -> None:
-        self._cache = cache
-        self.shape = shape
-        self.keys = mx.zeros((0, shape.heads, 0, shape.key_size), shape.dtype)
-        self.values = mx.zeros((0, shape.heads, 0, shape.value_size), shape.dtype)
-
-    @property
-    def offset(self) -> mx.array:
-        return self._cache.window.offset
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        return [self.keys, self.values]
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.keys.nbytes + self.values.nbytes)
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        self.keys = self._write(self.keys, keys)
-        self.values = self._write(self.values, values)
-        rows, attended = keys.shape[0], self._cache.window.attended
-        return self.keys[:rows, :, :attended], self.values[:rows, :, :attended]
-
-    def make_mask(self, positions: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
-        return self._cache.window.mask
-
-    @property
-    def runs(self) -> tuple[Run, ...]:
-        return self._cache.window.runs
-
-    def by_run(self, mask: mx.array) -> list[mx.array]:
-        """A mask over all rows, cut to what the rows of each run see."""
-        return self._cache.by_run(mask)
-
-    def is_trimmable(self) -> bool:
-        return False
-
-    def bytes_for(self, positions: int) -> int:
-        """Memory of one slot of so many positions, sink included."""
-        return self.shape.token_bytes * positions
-
-    def grow(self, slots: int, length: int, *, keep: int) -> None:
-        """Make room for `slots` rows of `length` positions, the first `keep` of which stay."""
-        self.keys, self.values = (_grown(array, slots, length, keep) for array in self.arrays)
-
-    def insert(self, slot: int, filled: Any) -> None:
-        self.keys = _replaced(self.keys, slot, filled.keys, filled.offset)
-        self.values = _replaced(self.values, slot, filled.values, filled.offset)
-
-    def lift(self, slot: int, tokens: int) -> KVCache:
-        """Copies of a slot's first `tokens` keys and values."""
-        lifted: Any = plain_caches(1)[0]
-        if tokens:
-            lifted.state = (*(mx.contiguous(array[slot : slot + 1, :, :tokens]) for array in self.arrays), tokens)
-        return cast(KVCache, lifted)
-
-    def clear(self, slot: int) -> None:
-        """A masked key still takes part as 0 times its value, so a NaN in it would spread."""
-        self.keys[slot : slot + 1] = 0
-        self.values[slot : slot + 1] = 0
-
-    def overwrite(self, slot: int, keys: mx.array, values: mx.array) -> None:
-        self.keys[slot : slot + 1], self.values[slot : slot + 1] = keys, values
-
-    def release(self) -> None:
-        self.keys, self.values = self.keys[:0, :, :0], self.values[:0, :, :0]
-
-    def _write(self, buffer: mx.array, fresh: mx.array) -> mx.array:
-        rows, heads = fresh.shape[:2]
-        if rows == buffer.shape[0]:
-            return mx.put_along_axis(buffer, self._cache.places(fresh.shape), fresh, axis=2)
-        row = mx.arange(rows, dtype=mx.int32)[:, None, None]
-        buffer[row, mx.arange(heads, dtype=mx.int32)[:, None], self._cache.window.write[..., 0]] = fresh
-        return buffer
-
 
 Layer = RaggedLayer | RecurrentLayer
 
 
 class RaggedCache:
-    """The caches of all layers: slots that rows take and leave, and the window of the forward being built.
+    """The caches of all layers: slots that rows take and leave, and the forward being built.
 
     Args:
         shapes: one per layer.
@@ -161,19 +45,14 @@ class RaggedCache:
         bucket: int = 32,
         growth: int = GROWTH_TOKENS,
     ) -> None:
-        self.layers: list[Layer] = [
-            RaggedLayer(self, shape) if isinstance(shape, LayerShape) else RecurrentLayer(self, shape)
-            for shape in shapes
-        ]
         self.slots = 0
         self.capacity = 0
-        self.window = Window(mx.zeros((0,), mx.int32), mx.zeros((0, 1, 0, 1), mx.int32), 0, mx.zeros((0,)))
+        self.sink = max_positions
+        self.forward = Forward(mx.zeros((0,), mx.int32), 0, longest=0, bucket=0)
         self._query_heads = query_heads
-        self._sink = max_positions
         self._bucket = bucket
         self._growth = growth
-        self._cut: tuple[mx.array, list[mx.array]] | None = None
-        self._places: dict[tuple[int, ...], mx.array] = {}
+        self.layers: list[Layer] = [self._new_layer(shape) for shape in shapes]
 
     @property
     def nbytes(self) -> int:
@@ -196,11 +75,11 @@ class RaggedCache:
     @property
     def rows(self) -> int:
         """Rows of the forward being built."""
-        return int(self.window.offset.size)
+        return self.forward.rows
 
     def row_bytes(self, tokens: int) -> int:
         """Memory of one slot that holds `tokens`."""
-        return sum(layer.bytes_for(self.capacity_for(tokens) + self._sink) for layer in self.layers)
+        return sum(layer.bytes_for(self.capacity_for(tokens)) for layer in self.layers)
 
     def attended_for(self, tokens: int) -> int:
         """The bucket that holds `tokens` keys."""
@@ -221,7 +100,7 @@ class RaggedCache:
             return
         for layer in self.layers:
             if isinstance(layer, RaggedLayer):
-                layer.grow(slots, capacity + self._sink, keep=self.capacity)
+                layer.grow(slots, capacity)
             else:
                 layer.grow(slots)
             mx.eval(layer.arrays)  # layer by layer, so that only one is held twice
@@ -243,7 +122,7 @@ class RaggedCache:
         parked: mx.array | None = None,
         lengths: Sequence[int] | None = None,
     ) -> None:
-        """Set the window of the next forward over the first `offset.size` slots.
+        """Set what the next forward over the first `offset.size` slots writes and sees.
 
         Args:
             offset: tokens each row has, (rows,) int32.
@@ -255,32 +134,17 @@ class RaggedCache:
         Raises:
             ValueError: the bound is beyond the capacity; nothing on the device would check it.
         """
-        if longest > self.capacity or positions > self._sink or offset.size > self.slots:
+        if longest > self.capacity or positions > self.sink or offset.size > self.slots:
             raise ValueError(f"{offset.size} rows of up to {longest} tokens do not fit {self.slots} x {self.capacity}")
-        steps = mx.arange(positions, dtype=mx.int32)
-        at = offset[:, None] + steps  # (rows, positions)
-        attended = self.attended_for(longest)
-        seen = mx.arange(attended, dtype=mx.int32) <= at[:, :, None]  # (rows, positions, attended)
-        if parked is not None:
-            at = mx.where(parked[:, None], self.capacity + steps, at)
-        mask = seen[:, None]
-        if self._query_heads > 1:
-            mask = mx.contiguous(mx.broadcast_to(mask, (mask.shape[0], self._query_heads, *mask.shape[2:])))
-        runs = _runs(lengths or [longest] * int(offset.size), attended)
-        self.window = Window(offset, at[:, None, :, None], attended, mask, runs)
-        self._cut, self._places = None, {}
-
-    def by_run(self, mask: mx.array) -> list[mx.array]:
-        """A mask cut into runs, once for all layers that bring the same one."""
-        if self._cut is None or self._cut[0] is not mask:
-            self._cut = mask, [mask[run.start : run.stop, :, :, : run.attended] for run in self.window.runs]
-        return self._cut[1]
-
-    def places(self, shape: tuple[int, ...]) -> mx.array:
-        """Where keys or values of a shape, (rows, heads, positions, size), are written; made once for all layers."""
-        if shape not in self._places:
-            self._places[shape] = mx.broadcast_to(self.window.write, shape)
-        return self._places[shape]
+        self.forward = Forward(
+            offset,
+            positions,
+            longest=longest,
+            bucket=self.attended_for(longest),
+            parked=parked,
+            lengths=lengths,
+            query_heads=self._query_heads,
+        )
 
     def commit(self, taken: mx.array, *, known: Sequence[int] | None = None) -> None:
         """Advance the recurrent layers by what each row takes of the last forward; keys and values need no such step.
@@ -324,8 +188,17 @@ class RaggedCache:
                 raise AssertionError(f"{array.shape} is not of {self.slots} slots")
         for layer in self.attention:
             for array in layer.arrays:
-                if array.shape[2] not in (0, self.capacity + self._sink):
-                    raise AssertionError(f"{array.shape} is not {self.slots} x {self.capacity} + {self._sink}")
+                if array.shape[2] not in (0, layer.places + self.sink):
+                    raise AssertionError(f"{array.shape} is not {self.slots} x {layer.places} + {self.sink}")
+
+    def _new_layer(self, shape: LayerShape | RecurrentShape) -> Layer:
+        if isinstance(shape, RecurrentShape):
+            return RecurrentLayer(self, shape)
+        if shape.window is None:
+            return RaggedLayer(self, shape)
+        # One place more for each position of a forward but the first keeps rejected ones out of the window.
+        needed = shape.window + self.sink - 1
+        return WindowedLayer(self, shape, ring=-(-needed // self._bucket) * self._bucket)
 
 
 def plain_caches(count: int) -> list[KVCache]:
@@ -335,12 +208,7 @@ def plain_caches(count: int) -> list[KVCache]:
 
 def layer_shapes(probe: Sequence[Any]) -> list[LayerShape | RecurrentShape]:
     """The shapes behind a probe: caches that went through one forward, evaluated or not."""
-    return [
-        recurrent_shape(cache)
-        if isinstance(cache, ArraysCache)
-        else LayerShape(cache.keys.shape[1], cache.keys.shape[3], cache.values.shape[3], cache.keys.dtype)
-        for cache in probe
-    ]
+    return [recurrent_shape(cache) if isinstance(cache, ArraysCache) else _layer_shape(cache) for cache in probe]
 
 
 def cache_arrays(caches: Sequence[Any]) -> list[mx.array]:
@@ -349,26 +217,6 @@ def cache_arrays(caches: Sequence[Any]) -> list[mx.array]:
     return [array for arrays in held for array in arrays if array is not None]
 
 
-def _runs(lengths: Sequence[int], attended: int) -> tuple[Run, ...]:
-    """Every row gets a bucket by its own length alone, so that no neighbour's length changes its sums."""
-    runs: list[Run] = []
-    for row, length in enumerate(lengths):
-        own = min(-(-max(length, 1) // RUN_TOKENS) * RUN_TOKENS, attended)
-        if runs and runs[-1].attended == own:
-            runs[-1] = runs[-1]._replace(stop=row + 1)
-        else:
-            runs.append(Run(row, row + 1, own))
-    return tuple(runs)
-
-
-def _grown(buffer: mx.array, slots: int, length: int, keep: int) -> mx.array:
-    grown = mx.zeros((slots, buffer.shape[1], length, buffer.shape[3]), buffer.dtype)
-    if buffer.size:
-        grown[: buffer.shape[0], :, :keep] = buffer[:, :, :keep]
-    return grown
-
-
-def _replaced(buffer: mx.array, slot: int, filled: mx.array, tokens: int) -> mx.array:
-    buffer[slot : slot + 1, :, :tokens] = filled[:, :, :tokens]
-    buffer[slot : slot + 1, :, tokens:] = 0
-    return buffer
+def _layer_shape(cache: Any) -> LayerShape:
+    window = cache.max_size if isinstance(cache, RotatingKVCache) else None
+    return LayerShape(cache.keys.shape[1], cache.keys.shape[3], cache.values.shape[3], cache.keys.dtype, window)

@@ -113,7 +113,7 @@ class RecurrentLayer:
     def nbytes(self) -> int:
         return int(self.window.nbytes + self.state.nbytes)
 
-    def bytes_for(self, positions: int) -> int:
+    def bytes_for(self, capacity: int) -> int:
         """Memory of one slot, whatever its length: what was before a cycle and what is after live side by side."""
         return 2 * self.shape.row_bytes
 

@@ -76,7 +76,7 @@ class SerialEngine:
         self._roster: Roster[_Active] = Roster(geometry, loaded.vocab_size)
         self._eos_ids = loaded.eos_token_ids
         self._geometry = geometry
-        self._cache_bytes = cache_bytes(loaded.model)
+        self._cache_bytes = cache_bytes(loaded.model, chunk_tokens=geometry.prefill_chunk_tokens)
         self._steps = self._tokens = self._prefill_tokens = 0
         self._is_dead = False
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import ArraysCache, KVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
 
 from mtplx_core.errors import ModelLoadError, UnsupportedModeError
 from mtplx_core.models.grouped_masks import group_masks
@@ -21,13 +21,15 @@ from mtplx_core.unfused_attention import route_attention
 
 _HEAD_COUNTS = ("n_heads", "num_heads", "num_attention_heads", "n_head")
 """What mlx-lm's attention layers call the number of their query heads."""
+_SHARING = frozenset({"mlx_lm.models.gemma4_text"})
+"""The families whose last layers read other layers' keys with the offset and the mask of the whole forward."""
 
 
 class Trunk:
-    """An mlx-lm causal model whose every layer keeps a plain `KVCache` or the state of a gated delta net.
+    """An mlx-lm causal model whose every layer keeps a `KVCache`, a window of it, or the state of a gated delta net.
 
     Raises:
-        UnsupportedModeError: the model has other recurrent layers, sliding-window, chunked or quantised caches.
+        UnsupportedModeError: the model has other recurrent layers, chunked or quantised caches.
     """
 
     def __init__(self, model: Any) -> None:
@@ -91,14 +93,16 @@ class Trunk:
 
 def unsupported_reason(model: Any) -> str | None:
     """Why the ragged cache cannot carry this model, or None when it can."""
-    layers, caches = model.layers, make_prompt_cache(model)
-    if len(layers) != len(caches):
+    layers, caches = list(model.layers), make_prompt_cache(model)
+    owner = _text_model(model)
+    if len(layers) > len(caches) and type(owner).__module__ not in _SHARING:
         return f"its {len(layers)} layers share {len(caches)} caches"
-    foreign = sorted({type(c).__name__ for layer, c in zip(layers, caches, strict=True) if not _can_carry(layer, c)})
+    layers += [None] * (len(caches) - len(layers))  # caches beyond the layers are those of a second pass
+    foreign = sorted({type(c).__name__ for layer, c in zip(layers, caches, strict=False) if not _can_carry(layer, c)})
     if foreign:
         return (
-            f"its layers keep {', '.join(foreign)}, and rows of different lengths need plain KVCache "
-            "or the state of Qwen's gated delta nets"
+            f"its layers keep {', '.join(foreign)}, and rows of different lengths need KVCache, RotatingKVCache "
+            "that keeps no first tokens, or the state of Qwen's gated delta nets"
         )
     return None
 
@@ -107,6 +111,8 @@ def _can_carry(layer: Any, cache: Any) -> bool:
     """By the exact kind: what derives from a plain cache writes or masks in ways of its own."""
     if type(cache) is ArraysCache:
         return isinstance(getattr(layer, "linear_attn", None), LAYER_KINDS)
+    if type(cache) is RotatingKVCache:
+        return cache.keep == 0
     return type(cache) is KVCache
 
 

@@ -8,8 +8,9 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.llama import Attention
 
+from mtplx_core.caches.forward import Run
 from mtplx_core.device_batch import new_trunk_cache
-from mtplx_core.ragged_cache import RaggedCache, Run
+from mtplx_core.ragged_cache import RaggedCache
 from mtplx_core.trunk import Trunk
 from mtplx_core.unfused_attention import attend, route_attention
 from tests.support.models import random_llama, tiny_llama

@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 import pytest
 from mlx_lm.models import mamba
 
@@ -27,43 +26,11 @@ from mtplx_core.trunk import Trunk
 from tests.mtplx_core.driving import Heard, run
 from tests.mtplx_core_native.layouts import DENSE, EXPERTS_35, NEXT, SIZE, loaded_of, tiny
 from tests.support.depths import Scheduled
+from tests.support.foreseeing import Foreseeing
 
 GEOMETRY = Geometry(decode_batch_max=3, max_context_tokens=160, depth=7, prefill_chunk_tokens=16)
 SAMPLED = Sampling(temperature=0.9, top_p=0.9, seed=77)
 LOOPING = tuple(range(40, 48)) * 3
-
-
-class Foreseeing:
-    """Drafts what serial said, every third time something else, so that rows accept different numbers of drafts."""
-
-    name = "foreseeing"
-    max_depth = 3
-    cached_layers = 1
-
-    def __init__(self, vocab_size: int, answers: Sequence[tuple[Sequence[int], Sequence[int]]]) -> None:
-        self.draft_ids = mx.arange(vocab_size, dtype=mx.int32)
-        longest = max(len(prompt) + len(answer) for prompt, answer in answers) + 8
-        self._next = np.zeros((longest, vocab_size), np.int32)
-        for prompt, answer in answers:
-            sequence = [*prompt, *answer]
-            for place in range(len(sequence) - 2):
-                if (place + sequence[place + 1]) % 3:
-                    self._next[place, sequence[place + 1]] = sequence[place + 2]
-
-    def __call__(
-        self, hidden: mx.array, tokens: mx.array, cache: list[Any] | None = None, mask: Any = "causal"
-    ) -> mx.array:
-        assert cache is not None
-        rows, positions = tokens.shape
-        offset = cache[0].offset if isinstance(cache[0].offset, mx.array) else mx.full((rows,), cache[0].offset)
-        at = offset[:, None] + mx.arange(positions)
-        entry = mx.broadcast_to(at[:, None, :, None].astype(mx.float32), (rows, 1, positions, 2))
-        cache[0].update_and_fetch(entry, entry)
-        known = mx.array(self._next)[mx.minimum(at, len(self._next) - 1), tokens]
-        return mx.broadcast_to(known[:, :, None].astype(mx.float32), (rows, positions, SIZE))
-
-    def logits(self, hidden: mx.array) -> mx.array:
-        return 100.0 * (hidden[..., :1] == mx.arange(self.draft_ids.size))
 
 
 @pytest.fixture(scope="module", params=[DENSE, EXPERTS_35, NEXT], ids=lambda config: config["model_type"])
@@ -106,7 +73,7 @@ def said_by_serial(loaded: LoadedModel, row: Row) -> list[int]:
 
 
 def foreseeing(loaded: LoadedModel, rows: Sequence[Row]) -> Foreseeing:
-    return Foreseeing(loaded.vocab_size, [(row.prompt, said_by_serial(loaded, row)) for row in rows])
+    return Foreseeing(loaded.vocab_size, SIZE, [(row.prompt, said_by_serial(loaded, row)) for row in rows])
 
 
 def assert_audited(loaded: LoadedModel, rows: Sequence[Row], heard: Heard) -> None:

@@ -1,0 +1,1 @@
+"""Caches of a model's layers for rows of different lengths."""
