@@ -19,11 +19,12 @@ from mlx_lm.generate import BatchGenerator
 
 from mtplx_core.cache_bytes import cache_bytes
 from mtplx_core.engine import Geometry, PrefillProgress, Row, RowCycle, RowEnd, RowTokens, StepResult, TokenLogprob
-from mtplx_core.errors import EngineDeadError
+from mtplx_core.errors import EngineDeadError, UnsupportedModeError
 from mtplx_core.isolation import refuse_inside_mtp_lane
 from mtplx_core.loader import LoadedModel
 from mtplx_core.logprobs import LogprobArrays, logprob_arrays, row_logprobs
 from mtplx_core.models.grouped_masks import group_masks
+from mtplx_core.models.padding import padding_refusal
 from mtplx_core.penalties import RowHistory, has_penalties
 from mtplx_core.rows import Roster, RowProgress, with_end_tokens
 from mtplx_core.sampling import SamplingBatch
@@ -117,9 +118,15 @@ class _SamplerHook:
 
 
 class ArBatchEngine:
-    """See `Engine`."""
+    """See `Engine`.
+
+    Raises:
+        UnsupportedModeError: rows of this model must not be padded.
+    """
 
     def __init__(self, loaded: LoadedModel, geometry: Geometry) -> None:
+        if reason := padding_refusal(loaded.model):
+            raise UnsupportedModeError(f"ar_batch cannot run this model: {reason}; use serial")
         self._vocab_size = loaded.vocab_size
         self._eos_ids = loaded.eos_token_ids
         self._geometry = geometry

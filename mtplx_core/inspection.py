@@ -26,6 +26,7 @@ from mtplx_core.heads.base import Head
 from mtplx_core.heads.native import MIMO, family_of, stored_head
 from mtplx_core.heads.tensors import Tensors, load_files
 from mtplx_core.loader import has_experts, is_local, load_model, model_classes, read_weights, text_config
+from mtplx_core.models.padding import padding_refusal
 from mtplx_core.trunk import Trunk, unsupported_reason
 
 _FLOATS = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
@@ -198,6 +199,8 @@ def _ar_verdict(model: Any, context_tokens: int) -> ModeVerdict:
     kinds = sorted({type(cache).__name__ for cache in make_prompt_cache(model) if not hasattr(cache, "merge")})
     if kinds:
         return ModeVerdict(SchedulerMode.AR_BATCH.value, f"mlx-lm cannot batch its {', '.join(kinds)}", 0)
+    if reason := padding_refusal(model):
+        return ModeVerdict(SchedulerMode.AR_BATCH.value, reason, 0)
     return ModeVerdict(SchedulerMode.AR_BATCH.value, "", cache_bytes(model).of(context_tokens))
 
 

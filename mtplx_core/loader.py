@@ -16,6 +16,7 @@ import mlx.core as mx
 from huggingface_hub import snapshot_download
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
+from mlx_lm.models.cache import ArraysCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.utils import _get_classes
 from mlx_lm.utils import load_model as load_mlx_model
 
@@ -36,7 +37,18 @@ TOKENIZER_FILES = (
 _HUB_PATTERNS = ("*.json", "model*.safetensors", "mtp*.safetensors", "mtp/*.safetensors", "*.jinja")
 _HEAD_PARTS = {"mtp", "mtp_layers"}
 """Parts of the names of weights that belong to a head."""
-_CONTEXT_KEYS = ("max_position_embeddings", "max_sequence_length", "seq_length", "n_positions", "model_max_length")
+_CONTEXT_KEYS = (
+    "max_position_embeddings",
+    "max_sequence_length",
+    "max_seq_len",
+    "max_context_length",
+    "seq_length",
+    "n_positions",
+    "model_max_length",
+    "block_size",
+)
+UNBOUNDED_CONTEXT = 2**31 - 1
+"""Context length of a model of which nothing grows with the row: recurrent states and sliding windows only."""
 _EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
@@ -77,11 +89,13 @@ def load_model(
     path = _find(source)
     try:
         model, config = load_mlx_model(path, lazy=is_lazy, get_model_classes=model_classes)
-    except Exception as error:  # mlx-lm raises whatever its parts raise; all of it means: not loadable
-        raise ModelLoadError(f"cannot load {source}: {error}") from error
+        vocab_size, dtype = _logits_type(model)
+    except (Exception, SystemExit) as error:
+        # mlx-lm's parts raise errors of every kind, and one of its modules ends the process where a package is
+        # missing; all of it means: not loadable.
+        raise ModelLoadError(f"cannot load {source}: {_in_words(error)}") from error
     name = name or Path(source).name
     files = _tokenizer_files(path)
-    vocab_size, dtype = _logits_type(model)
     return LoadedModel(
         model=model,
         path=path,
@@ -89,7 +103,7 @@ def load_model(
         identity=f"{name}@{model_digest(path, tokenizer_files=files, cache_dir=cache_dir)[:12]}",
         vocab_size=vocab_size,
         eos_token_ids=_end_tokens(path, files),
-        max_context=_max_context(config),
+        max_context=_max_context(config, model),
         tokenizer_files=files,
         config=config,
         dtype=dtype,
@@ -179,9 +193,17 @@ def _eos_ids(config: Mapping[str, Any]) -> Iterable[int]:
     return [int(v) for v in value] if isinstance(value, list) else [int(value)]
 
 
-def _max_context(config: Mapping[str, Any]) -> int:
+def _max_context(config: Mapping[str, Any], model: Module) -> int:
     for source in (config, text_config(config)):
         for key in _CONTEXT_KEYS:
             if isinstance(source.get(key), int):
                 return int(source[key])
+    if all(isinstance(cache, ArraysCache | RotatingKVCache) for cache in make_prompt_cache(model)):
+        return UNBOUNDED_CONTEXT
     raise ModelLoadError(f"the model's config names no context length (looked for {', '.join(_CONTEXT_KEYS)})")
+
+
+def _in_words(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return "mlx-lm's module for it ended the process; it needs a package that is not installed"
+    return str(error)

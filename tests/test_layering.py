@@ -32,11 +32,11 @@ PARAMETERS_MAX = 7
 
 SOURCES = sorted(
     itertools.chain(
-        *((ROOT / room).rglob("*.py") for room in (*ROOMS, "tests", "benchmarks")),
+        *((ROOT / room).rglob("*.py") for room in (*ROOMS, "tests", "benchmarks", "harness")),
         (ROOT / f"{name}.py" for name in TOP_LEVEL),
     )
 )
-PRODUCT = [path for path in SOURCES if path.relative_to(ROOT).parts[0] not in {"tests", "benchmarks"}]
+PRODUCT = [path for path in SOURCES if path.relative_to(ROOT).parts[0] not in {"tests", "benchmarks", "harness"}]
 
 
 def named(path: Path) -> str:

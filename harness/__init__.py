@@ -1,0 +1,1 @@
+"""What benchmarks and tests share; not shipped."""

@@ -1,0 +1,132 @@
+"""What families of dense attention layers publish beyond the usual keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.families.sizes import CONTEXT, EMBEDDED, LAYERED, MANY_KEY_HEADS, WINDOW, YARN
+
+DENSE: dict[str, dict[str, Any]] = {
+    "afm7": {
+        "hidden_dim": 64,
+        "num_layers": 4,
+        "num_kv_reuse_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "hidden_dim_scale_factor": 1.5,
+    },
+    "apertus": {"post_norm": False, "qk_norm": True},
+    "cohere2": {"num_hidden_layers": 4, "sliding_window_pattern": 4},
+    "exaone": {"num_layers": 2},
+    "exaone4": {"num_hidden_layers": 4, "sliding_window_pattern": "LG", "rope_scaling": None},
+    "gemma2": {"num_hidden_layers": 4},
+    "gemma3": {"vocab_size": 260},
+    "gemma3_text": {"num_hidden_layers": 4, "sliding_window_pattern": 2, "rope_local_base_freq": 5000.0},
+    "gemma3n:TextConfig": {
+        "model_type": "gemma3n_text",
+        "num_hidden_layers": 6,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "vocab_size_per_layer_input": 260,
+        "hidden_size_per_layer_input": 16,
+        "rope_local_base_freq": 5000.0,
+        "activation_sparsity_pattern": [0.5, 0.0] * 3,
+        "altup_num_inputs": 2,
+        "altup_coef_clip": 120.0,
+        "altup_correct_scale": True,
+        "altup_active_idx": 0,
+        "laurel_rank": 8,
+    },
+    "gemma4": {"vocab_size": 260},
+    "gemma4_text": {
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "num_kv_shared_layers": 2,
+        "global_head_dim": 32,
+        "vocab_size_per_layer_input": 260,
+        "hidden_size_per_layer_input": 16,
+    },
+    "glm4": {"partial_rotary_factor": 0.5},
+    "gpt2": EMBEDDED,
+    "gpt_bigcode": {**EMBEDDED, "n_inner": 96},
+    "gpt_neox": {"rotary_emb_base": 10000, "rotary_pct": 0.5},
+    "gptj": {**EMBEDDED, "rotary_dim": 8},
+    "hunyuan_v1_dense": {"rope_scaling": {"type": "dynamic", "factor": 1.0, "alpha": 1000.0}},
+    "internlm2": {"bias": True, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+    "internlm3": {"bias": False, "qkv_bias": False},
+    "iquestloopcoder": {"loop_num": 2, "loop_window_size": WINDOW},
+    "lille-130m": {"n_embd": 64, "n_head": 4, "n_layer": 2, "block_size": CONTEXT, "n_kv_heads": 2},
+    "llama4_text": {
+        "num_hidden_layers": 4,
+        "intermediate_size_mlp": 96,
+        "no_rope_layers": [1, 1, 1, 0],
+        "use_qk_norm": True,
+    },
+    "mimo": {"num_nextn_predict_layers": 0},
+    "minicpm3": {
+        "num_key_value_heads": 4,
+        "rope_scaling": {
+            "type": "longrope",
+            "original_max_position_embeddings": CONTEXT,
+            "short_factor": [1.0, 1.1, 1.2, 1.3],
+            "long_factor": [1.0, 1.1, 1.2, 1.3],
+        },
+    },
+    "ministral3": {
+        **LAYERED,
+        "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 16},
+    },
+    "muse_glimmer": {
+        **LAYERED,
+        "layer_rope_theta": [10000.0, 0.0, 10000.0, 0.0],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    "nanbeige": {"num_loops": 2},
+    "nemotron": {"hidden_act": "relu2", "partial_rotary_factor": 0.5},
+    "nemotron-nas": {
+        "num_hidden_layers": 3,
+        "block_configs": [
+            {"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 1.0}},
+            {"attention": {"no_op": True}, "ffn": {"ffn_mult": 1.0}},
+            {"attention": {"n_heads_in_group": 4}, "ffn": {"no_op": True}},
+        ],
+    },
+    "olmo3": LAYERED,
+    "openelm": {
+        "num_transformer_layers": 2,
+        "model_dim": 64,
+        "ffn_dim_divisor": 16,
+        "num_query_heads": [4, 4],
+        "num_kv_heads": [2, 1],
+        "ffn_multipliers": [1.0, 1.5],
+        "max_context_length": CONTEXT,
+    },
+    "phi": {"partial_rotary_factor": 0.5},
+    "phi3": {"original_max_position_embeddings": CONTEXT, "partial_rotary_factor": 0.5},
+    "phi3small": {
+        "vocab_size": 100352,  # the model masks token ids of its own tokenizer
+        "dense_attention_every_n_layers": 2,
+        "ff_intermediate_size": 96,
+        "gegelu_limit": 20.0,
+        "mup_embedding_multiplier": 3.0,
+        "mup_width_multiplier": 2.0,
+        "blocksparse_block_size": 32,
+        "blocksparse_num_local_blocks": 1,
+        "blocksparse_vert_stride": 2,
+        "rope_embedding_base": 10000,
+    },
+    "plamo": {"n_shared_head": 2},
+    "plamo3": {"num_hidden_layers": 4, "window_size": WINDOW, "sliding_window_pattern": 2},
+    "qwen": {"kv_channels": 16, "seq_length": CONTEXT, "num_key_value_heads": None},
+    "smollm3": {"num_hidden_layers": 4, "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0]},
+    "spark2_5": {
+        **LAYERED,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 1.0},
+        },
+    },
+    "stablelm": {"use_qkv_bias": False, "partial_rotary_factor": 0.5, "qk_layernorm": True},
+    "starcoder2": {"norm_epsilon": 1e-5},
+    "youtu_llm": MANY_KEY_HEADS,
+}
