@@ -14,7 +14,7 @@ from litestar.types import ASGIApp
 from api.batch_schemas import BatchList, BatchRequest, batch_object, window_s
 from api.dependencies import HttpRequest, OurOffline, OurPayer
 from api.errors import ApiError, BadRequestError
-from api.generate import read_json
+from api.http.bodies import check_no_body, read_json
 from api.intake import Payer
 from api.offline import Offline, limit_of
 from api.parsing import parse
@@ -88,6 +88,7 @@ async def get_batch(offline: OurOffline, payer: OurPayer, batch_id: FromPath[str
 @post("/v1/batches/{batch_id:str}/cancel", status_code=200)
 async def cancel_batch(request: HttpRequest, offline: OurOffline, payer: OurPayer, batch_id: FromPath[str]) -> ASGIApp:
     """Have a batch end early; what is finished is delivered."""
+    check_no_body(request)
     record = await offline.batch(batch_id, payer)
     status = await offline.desk.cancel(record.id)
     if status not in ("cancelling", "cancelled"):
