@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from litestar import Litestar
 from litestar.enums import MediaType, ScopeType
 from litestar.exceptions import HTTPException
 from litestar.response import Response
@@ -78,7 +79,7 @@ def create_app(config: ApiConfig, *, open_backend: OpenBackend = open_redis) -> 
     keys = load_keys(config.keys_file)
 
     @asynccontextmanager
-    async def lifespan(app: Application) -> AsyncIterator[None]:
+    async def lifespan(app: Litestar) -> AsyncIterator[None]:
         backend = await open_backend(config)
         catalog = Catalog(
             backend,

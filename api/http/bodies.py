@@ -10,7 +10,7 @@ import codecs
 import contextlib
 import logging
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from litestar.exceptions import HTTPException
 
@@ -63,7 +63,7 @@ def check_no_body(request: HttpRequest) -> None:
         _check_json(request, declared)
 
 
-async def read_decoded(request: HttpRequest) -> AsyncIterator[bytes]:
+async def read_decoded(request: HttpRequest) -> AsyncGenerator[bytes, None]:
     """The pieces of a body as they arrive, with its content encoding undone.
 
     Raises:
@@ -122,7 +122,7 @@ def _unsupported(message: str, headers: dict[str, str] | None = None) -> ApiErro
     return ApiError(message, status=415, kind="invalid_request_error", headers=headers)
 
 
-async def _pieces_of(request: HttpRequest) -> AsyncIterator[bytes]:
+async def _pieces_of(request: HttpRequest) -> AsyncGenerator[bytes, None]:
     try:
         async for piece in request.stream():
             yield piece
@@ -133,7 +133,7 @@ async def _pieces_of(request: HttpRequest) -> AsyncIterator[bytes]:
         raise ClientGoneError from error
 
 
-async def _decoded(pieces: AsyncIterator[bytes], encoding: str) -> AsyncIterator[bytes]:
+async def _decoded(pieces: AsyncGenerator[bytes, None], encoding: str) -> AsyncIterator[bytes]:
     decoder = _Decoder(encoding)
     async for piece in pieces:
         rest = piece
