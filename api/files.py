@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-import msgspec
 from litestar import delete, get, post
 from litestar.params import FromPath
 from litestar.types import ASGIApp, HTTPResponseBodyEvent, HTTPResponseStartEvent, Receive, Scope, Send
@@ -16,6 +15,7 @@ from api.errors import BadRequestError
 from api.file_store import FileStore, chunks, content_path
 from api.http.bodies import check_no_body, read_decoded
 from api.intake import Payer
+from api.json_text import encode_json
 from api.offline import Offline, limit_of, not_found
 from api.responses import JsonResponse
 from api.uploads import Upload, receive_upload
@@ -27,8 +27,6 @@ KEEP_S = 30 * 24 * 3600
 """How long a file is kept that names no other time."""
 KEEP_LEAST_S, KEEP_MOST_S = 3600, 2_592_000
 LIST_MOST = 10_000
-
-_encoder = msgspec.json.Encoder()
 
 
 @post("/v1/files", status_code=200, request_max_body_size=None)
@@ -179,4 +177,4 @@ def _piece(data: bytes, *, more: bool) -> HTTPResponseBodyEvent:
 
 
 def _json(value: File | FileList | FileDeleted) -> JsonResponse:
-    return JsonResponse(_encoder.encode(value))
+    return JsonResponse(encode_json(value))

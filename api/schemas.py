@@ -181,6 +181,8 @@ class CompletionLogprobs(Struct, frozen=True):
     token_logprobs: list[float]
     top_logprobs: list[dict[str, float]] | None
     text_offset: list[int]
+    bytes: list[list[int] | None]
+    """Beyond OpenAI's: the bytes of each token, since one that ends within a character has no name."""
 
 
 class AnswerMessage(Struct, frozen=True):

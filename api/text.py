@@ -47,11 +47,15 @@ class TextStream(Protocol):
     def shown_tokens(self) -> int:
         """Leading tokens whose text is wholly out; counted only where the rules ask for it."""
 
+    @property
+    def pieces(self) -> Sequence[bytes]:
+        """What each token has added to the text, in order; kept only where the rules ask for it."""
+
     def feed(self, tokens: Sequence[int]) -> str:
         """The text these tokens release."""
 
     def finish(self) -> str:
-        """What was still held back, because the completion is over."""
+        """What was still held back, because the completion is over; half a character is left out."""
 
 
 class TokenizerText:
@@ -84,6 +88,13 @@ class TokenizerText:
             return _ByteStream(self.table, rules)
         return _DecodedStream(self._tokenizer, rules)
 
+    def is_special(self, token: int) -> bool:
+        """Whether a token is no part of any text."""
+        if self.table is not None:
+            return not text_of(self.table, (token,))
+        added = self._tokenizer.get_added_tokens_decoder().get(token)
+        return added is not None and added.special
+
     def token_bytes(self, token: int) -> bytes:
         """The bytes of one token; a special token's are its name's."""
         known = text_of(self.table, (token,)) if self.table is not None else b""
@@ -97,10 +108,12 @@ class _Shown:
         self._pending: deque[tuple[int, int]] = deque()
         self._length = 0
         self.count = 0
+        self.pieces: list[bytes] = []
 
-    def add(self, size: int) -> None:
-        self._pending.append((self._length, self._length + size))
-        self._length += size
+    def add(self, piece: bytes) -> None:
+        self._pending.append((self._length, self._length + len(piece)))
+        self._length += len(piece)
+        self.pieces.append(piece)
 
     def advance(self, shown: int) -> None:
         """The first `shown` bytes of the text are out. Tokens without bytes wait for the next that has some, since
@@ -142,18 +155,22 @@ class _MatchedText:
     def shown_tokens(self) -> int:
         return 0 if self._shown is None else self._shown.count
 
+    @property
+    def pieces(self) -> Sequence[bytes]:
+        return () if self._shown is None else self._shown.pieces
+
     def finish(self) -> str:
         rest = self._matcher.flush()
         if self._shown is not None:
             self._shown.finish(self.end)
-        return self._decoder.decode(rest, True)
+        return self._decoder.decode(rest)  # not as the last bytes: what ends within a character is left out
 
     def _release(self, data: bytes) -> str:
-        safe, end = self._matcher.feed(data)
+        safe, _ = self._matcher.feed(data)
         self._bytes_out += len(safe)
         if self._shown is not None:
             self._shown.advance(self._bytes_out)
-        return self._decoder.decode(safe, end is not None)
+        return self._decoder.decode(safe)
 
 
 class _ByteStream(_MatchedText):
@@ -169,7 +186,7 @@ class _ByteStream(_MatchedText):
         visible = tokens if self._hidden.isdisjoint(tokens) else [t for t in tokens if t not in self._hidden]
         if self._shown is not None:
             for token in tokens:
-                self._shown.add(0 if token in self._hidden else len(text_of(self._table, (token,))))
+                self._shown.add(b"" if token in self._hidden else text_of(self._table, (token,)))
         return self._release(text_of(self._table, visible))
 
 
@@ -190,5 +207,5 @@ class _DecodedStream(_MatchedText):
         step = None if token in self._hidden else self._decode.step(self._tokenizer, token)
         data = (step or "").encode(errors="replace")
         if self._shown is not None:
-            self._shown.add(len(data))
+            self._shown.add(data)
         return self._release(data)

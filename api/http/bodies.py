@@ -133,7 +133,7 @@ async def _pieces_of(request: HttpRequest) -> AsyncGenerator[bytes, None]:
         raise ClientGoneError from error
 
 
-async def _decoded(pieces: AsyncGenerator[bytes, None], encoding: str) -> AsyncIterator[bytes]:
+async def _decoded(pieces: AsyncGenerator[bytes, None], encoding: str) -> AsyncGenerator[bytes, None]:
     decoder = _Decoder(encoding)
     async for piece in pieces:
         rest = piece
