@@ -10,14 +10,19 @@ import msgspec
 
 from api import openapi_offline
 from api.health import Health
-from api.schemas import Chat, ChatRequest, Completion, CompletionRequest, ErrorBody, Model, ModelList
+from api.schemas import DEFAULTS, Chat, ChatRequest, Completion, CompletionRequest, ErrorBody, Model, ModelList
 
 _BODIES = [ChatRequest, CompletionRequest, Chat, Completion, Model, ModelList, Health, ErrorBody]
 
 _NARROWED = {
-    ("ChatRequest", "store"): {"enum": [False, None], "default": None},
-    ("CompletionRequest", "echo"): {"enum": [False, None], "default": None},
+    **{
+        (body.__name__, name): {"enum": [value, None], "default": None}
+        for body in (ChatRequest, CompletionRequest)
+        for name, value in DEFAULTS.items()
+        if name in body.__struct_fields__
+    },
     ("StreamOptions", "include_obfuscation"): {"enum": [False, None], "default": None},
+    ("StreamOptions", "continuous_usage_stats"): {"enum": [False, None], "default": None},
 }
 """Fields whose type says more than is built; the intake refuses the rest."""
 

@@ -11,11 +11,13 @@ import codecs
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from api.control_tokens import ControlTokens, GuardedTokenizer
 from api.text_bounds import bytes_per_token
 from broker.errors import WireError
 from broker.stops import StopMatcher
@@ -72,6 +74,16 @@ class TokenizerText:
         self._tokenizer.no_padding()
         self.bytes_per_token: int | None = bytes_per_token(tokenizer_json, self.table)
         """The most bytes of a text that one token can stand for; None where no bound is known."""
+        self.controls = ControlTokens(self._tokenizer.get_added_tokens_decoder())
+
+    @cached_property
+    def guarded(self) -> GuardedTokenizer:
+        """The tokenizer to which unmarked control tokens are text. It takes long to make and few requests need it.
+
+        Raises:
+            UnguardedError: it cannot be made.
+        """
+        return GuardedTokenizer(self._tokenizer, self.controls)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
