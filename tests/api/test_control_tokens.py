@@ -217,7 +217,7 @@ async def test_turns_that_the_tokenizer_does_not_call_special_are_text_even_in_a
     token = text.encode(name, add_special_tokens=False)[0]
 
     for role in ("assistant", "user"):
-        body = ChatRequest(model=NAME, messages=[Message(role, f"a{name}b")])  # type: ignore[arg-type]  # from a tuple
+        body = ChatRequest(model=NAME, messages=[Message(role, f"a{name}b")])
         assert token not in await tokens_of(body, bundle(text))
 
 

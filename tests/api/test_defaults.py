@@ -9,6 +9,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 from openai.types import completion_create_params as text_params
+from openai.types.chat import ChatCompletionUserMessageParam
 from openai.types.chat import completion_create_params as chat_params
 
 from api.bundles import Bundle
@@ -186,15 +187,21 @@ async def test_reasoning_effort_reaches_a_template_that_knows_it(fields: dict[st
 async def test_answer_is_taken_back_as_the_client_dumps_it(
     openai: AsyncOpenAI, http: httpx.AsyncClient, is_streamed: bool
 ) -> None:
-    question = {"role": "user", "content": "Hello"}
+    question: ChatCompletionUserMessageParam = {"role": "user", "content": "Hello"}
     if is_streamed:
-        stream = await openai.chat.completions.create(model=NAME, messages=[question], stream=True)  # type: ignore[call-overload]
+        stream = await openai.chat.completions.create(model=NAME, messages=[question], stream=True)
         deltas = [chunk.choices[0].delta async for chunk in stream]
         answer = {**deltas[0].model_dump(), "content": "".join(delta.content or "" for delta in deltas)}
     else:
-        whole = await openai.chat.completions.create(model=NAME, messages=[question])  # type: ignore[call-overload]
+        whole = await openai.chat.completions.create(model=NAME, messages=[question])
         answer = whole.choices[0].message.model_dump()
-    others = {"reasoning": None, "reasoning_content": None, "parsed": None, "tool_calls": [], "annotations": []}
+    others: dict[str, Any] = {
+        "reasoning": None,
+        "reasoning_content": None,
+        "parsed": None,
+        "tool_calls": [],
+        "annotations": [],
+    }
     assert None in answer.values()
 
     for said in (answer, {**answer, **others}):
