@@ -72,6 +72,13 @@ class Settings:
     api_key: str | None = option(None, "API key to ask with.", ASK, is_secret=True)
     keys_file: Path | None = option(None, "TOML file of hashed API keys; without one no key is asked for.", API, KEY)
     allow_open: bool = option(False, "Serve beyond this machine without keys.", API)
+    allow_host: tuple[str, ...] = option(
+        (), "Name by which a server on loopback without keys is asked too, such as host.docker.internal.", API)
+    allow_origin: tuple[str, ...] = option(
+        (), "Origin whose web pages may use this server, such as https://app.example; * for every one.", API)
+    receive_timeout_s: float = option(
+        30.0, "How long a request's head may take to arrive, and how long its body may pause.", API,
+        minimum=0.1, maximum=3600)
     keep_alive_s: float = option(
         10.0, "Longest silence on a stream before a comment is sent.", API, minimum=0.1, maximum=15)
     body_limit_bytes: int = option(
@@ -207,7 +214,7 @@ def load(flags: Mapping[str, object], *, environ: Mapping[str, str], directory: 
     given |= {
         name: known[name].parse(raw, source=f"flag {known[name].flag}")
         for name, raw in flags.items()
-        if raw is not None
+        if raw not in (None, ())  # a flag that may be repeated and was not given is an empty tuple
     }
     preset = PRESETS[str(given.get("batching_preset", known["batching_preset"].default))]
     spelled_out = {declared.name: getattr(preset, declared.name) for declared in fields(Preset)}
@@ -227,4 +234,6 @@ def as_environ(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]
 
 
 def _as_text(value: object) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -11,6 +11,7 @@ from api.batch_lines import Line
 from api.batch_parts import Result
 from api.errors import ApiError
 from api.formats import error_body
+from api.json_text import encode_json
 from api.patient_calls import Answered, Patience, PatientCall
 from api.text_calls import Endpoint
 from api.text_client import TextClient
@@ -33,9 +34,6 @@ class _ResultLine(msgspec.Struct, frozen=True):
     custom_id: str
     response: _Response | None
     error: _LineError | None
-
-
-_encoder = msgspec.json.Encoder()
 
 
 class LineCall:
@@ -98,4 +96,4 @@ def _failed(batch_id: str, line: Line, code: str, message: str) -> Result:
 
 def _encode(batch_id: str, line: Line, response: _Response | None, error: _LineError | None) -> bytes:
     name = f"batch_req_{batch_id.partition('-')[2]}-{line.number}"
-    return _encoder.encode(_ResultLine(name, line.custom_id, response, error)) + b"\n"
+    return encode_json(_ResultLine(name, line.custom_id, response, error)) + b"\n"

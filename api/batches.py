@@ -14,8 +14,9 @@ from litestar.types import ASGIApp
 from api.batch_schemas import BatchList, BatchRequest, batch_object, window_s
 from api.dependencies import HttpRequest, OurOffline, OurPayer
 from api.errors import ApiError, BadRequestError
-from api.generate import read_json
+from api.http.bodies import check_no_body, read_json
 from api.intake import Payer
+from api.json_text import encode_json
 from api.offline import Offline, limit_of
 from api.parsing import parse
 from api.responses import JsonResponse
@@ -30,7 +31,6 @@ KEEP_S = 30 * 24 * 3600
 LIST_MOST = 100
 
 _decoder = msgspec.json.Decoder(BatchRequest)
-_encoder = msgspec.json.Encoder()
 
 
 @post("/v1/batches", status_code=200)
@@ -49,7 +49,7 @@ async def create_batch(request: HttpRequest, offline: OurOffline, payer: OurPaye
         "endpoint": body.endpoint,
         "input_file_id": file.id,
         "completion_window": body.completion_window,
-        "metadata": _encoder.encode(body.metadata).decode(),
+        "metadata": encode_json(body.metadata).decode(),
     }
     if body.output_expires_after is not None:
         fields["output_keep_s"] = body.output_expires_after.seconds
@@ -68,7 +68,7 @@ async def list_batches(request: HttpRequest, offline: OurOffline, payer: OurPaye
     records = await _page(offline, payer, after=after, limit=limit + 1)
     shown = [batch_object(record) for record in records[:limit]]
     return JsonResponse(
-        _encoder.encode(
+        encode_json(
             BatchList(
                 data=shown,
                 first_id=shown[0].id if shown else None,
@@ -88,6 +88,7 @@ async def get_batch(offline: OurOffline, payer: OurPayer, batch_id: FromPath[str
 @post("/v1/batches/{batch_id:str}/cancel", status_code=200)
 async def cancel_batch(request: HttpRequest, offline: OurOffline, payer: OurPayer, batch_id: FromPath[str]) -> ASGIApp:
     """Have a batch end early; what is finished is delivered."""
+    check_no_body(request)
     record = await offline.batch(batch_id, payer)
     status = await offline.desk.cancel(record.id)
     if status not in ("cancelling", "cancelled"):
@@ -114,4 +115,4 @@ async def _page(offline: Offline, payer: Payer, *, after: str | None, limit: int
 
 
 async def _shown(record: Awaitable[BatchRecord]) -> JsonResponse:
-    return JsonResponse(_encoder.encode(batch_object(await record)))
+    return JsonResponse(encode_json(batch_object(await record)))

@@ -13,6 +13,7 @@ from litestar import Litestar
 
 from api.app import create_app
 from api.config import ApiConfig
+from api.http.protocol import bounded_protocol
 from api.services import Services
 from broker.connection import check_eviction, connect
 from broker.errors import BrokerUnavailableError
@@ -74,6 +75,8 @@ async def run_api(config: ApiConfig, *, on_ready: Callable[[str], None] | None =
             app,
             host=config.host,
             port=config.port,
+            http=bounded_protocol(config.receive_timeout_s),
+            ws="none",
             log_config=None,
             access_log=False,
             server_header=False,

@@ -15,6 +15,7 @@ from api.backend import Backend, Handle
 from api.bundles import Bundle, Bundles
 from api.config import ApiConfig, is_loopback
 from api.errors import ApiError, BadRequestError, BusyError, from_broker
+from api.http.callers import names_this_machine
 from api.intake import Job, Payer, idempotency_of
 from api.keyed import Detached
 from api.metrics import Metrics
@@ -83,10 +84,11 @@ class Services:
             ApiError: no key of ours, or a name that is not this machine's.
         """
         config = self.config
-        if self.keys.is_open and not config.allow_open and is_loopback(config.host) and not is_loopback(host):
+        is_private = self.keys.is_open and not config.allow_open and is_loopback(config.host)
+        if is_private and not names_this_machine(host, config.allow_host):
             raise ApiError(
                 f"Host {host!r}: without keys this server answers to loopback names only; "
-                "use keys, or serve openly (--allow-open).",
+                "name it (--allow-host), use keys, or serve openly (--allow-open).",
                 status=403,
                 kind="invalid_request_error",
                 code="host_not_allowed",

@@ -68,7 +68,9 @@ async def measure_idle(streams: int) -> dict[str, Any]:
         alone_s = await _gaps_s(stack)
         api = psutil.Process(stack.processes["api-0"].pid)
         rss_before = api.memory_info().rss
-        async with httpx.AsyncClient(verify=False, base_url=stack.url, timeout=None, limits=_limits()) as http:
+        async with httpx.AsyncClient(
+            trust_env=False, verify=False, base_url=stack.url, timeout=None, limits=_limits()
+        ) as http:
             idle = [asyncio.create_task(listen(http, Told(f"idle {i}", 100))) for i in range(streams)]
             await _until_queued(stack, streams)
             api.cpu_percent()
@@ -95,7 +97,7 @@ async def measure_overload(clients: int) -> dict[str, Any]:
         pages_s: list[float] = []
         started_s = time.monotonic()
         answers = asyncio.gather(*(_insist(stack, f"client {i}", refusals) for i in range(clients)))
-        async with httpx.AsyncClient(verify=False, base_url=stack.url, timeout=30) as http:
+        async with httpx.AsyncClient(trust_env=False, verify=False, base_url=stack.url, timeout=30) as http:
             while not answers.done():
                 for path in ("/health", "/metrics", "/v1/models"):
                     asked_s = time.monotonic()
@@ -127,7 +129,7 @@ async def _stack(worker: Sequence[str], *, api: Sequence[str] = ()) -> Any:
 async def _leave(stack: Stack, text: str, *, after: int) -> None:
     """Open a stream and reset it after so many chunks."""
     async with (
-        httpx.AsyncClient(verify=False, base_url=stack.url, timeout=120) as http,
+        httpx.AsyncClient(trust_env=False, verify=False, base_url=stack.url, timeout=120) as http,
         http.stream("POST", "/v1/completions", json=body_of(text, 4096, stream=True)) as response,
     ):
         if not after:
@@ -139,7 +141,7 @@ async def _leave(stack: Stack, text: str, *, after: int) -> None:
 
 async def _insist(stack: Stack, text: str, refusals: Counter[int]) -> float:
     started_s = time.monotonic()
-    async with httpx.AsyncClient(verify=False, base_url=stack.url, timeout=120) as http:
+    async with httpx.AsyncClient(trust_env=False, verify=False, base_url=stack.url, timeout=120) as http:
         while True:
             answer = await http.post("/v1/completions", json=body_of(text, 60, stream=False))
             if answer.status_code == 200:
@@ -150,7 +152,7 @@ async def _insist(stack: Stack, text: str, refusals: Counter[int]) -> float:
 
 async def _first_token_s(stack: Stack) -> float:
     started_s = time.monotonic()
-    async with httpx.AsyncClient(verify=False, base_url=stack.url, timeout=120) as http:
+    async with httpx.AsyncClient(trust_env=False, verify=False, base_url=stack.url, timeout=120) as http:
         await http.post("/v1/completions", json=body_of("first token", 1, stream=False))
     return time.monotonic() - started_s
 
@@ -159,7 +161,7 @@ async def _gaps_s(stack: Stack) -> list[float]:
     """Seconds between the tokens of one stream on the lane that is not stuck."""
     at_s: list[float] = []
     body = {**body_of("active", 300, stream=True), "numerics_profile": EXACT}
-    async with httpx.AsyncClient(verify=False, base_url=stack.url, timeout=120) as http:
+    async with httpx.AsyncClient(trust_env=False, verify=False, base_url=stack.url, timeout=120) as http:
         while not at_s:  # the API hears of a new lane a little later
             async with http.stream("POST", "/v1/completions", json=body) as response:
                 if response.status_code >= 500:
@@ -172,7 +174,7 @@ async def _gaps_s(stack: Stack) -> list[float]:
 
 async def _until_idle(stack: Stack) -> None:
     """Until nothing is queued and no row is active, as `/health` says."""
-    async with httpx.AsyncClient(verify=False, base_url=stack.url, timeout=30) as http:
+    async with httpx.AsyncClient(trust_env=False, verify=False, base_url=stack.url, timeout=30) as http:
         while True:
             health = (await http.get("/health")).json()
             rows = [worker["rows_free"] - worker["rows"] for lane in health["lanes"] for worker in lane["workers"]]
@@ -182,7 +184,7 @@ async def _until_idle(stack: Stack) -> None:
 
 
 async def _until_queued(stack: Stack, count: int) -> None:
-    async with httpx.AsyncClient(verify=False, base_url=stack.url, timeout=30) as http:
+    async with httpx.AsyncClient(trust_env=False, verify=False, base_url=stack.url, timeout=30) as http:
         while (await http.get("/health")).json()["queue"].get("interactive", 0) < count:
             await asyncio.sleep(0.1)
 

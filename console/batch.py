@@ -18,6 +18,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from console.web import open_url
+
 OVER = frozenset({"failed", "completed", "expired", "cancelled"})
 EXIT_NOT_COMPLETED = 1
 POLL_S = 1.0
@@ -69,7 +71,7 @@ class Server:
             self.url.rstrip("/") + path, data=data, headers={**(headers or {}), **auth}, method=method
         )
         try:
-            return cast("HTTPResponse", urllib.request.urlopen(request, timeout=TIMEOUT_S))
+            return open_url(request, timeout_s=TIMEOUT_S)
         except urllib.error.HTTPError as error:
             with error:
                 raise ServerError(_message(error.read(), error.code)) from error

@@ -12,7 +12,6 @@ import os
 import socket
 import subprocess
 import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -20,6 +19,7 @@ import click
 
 from broker import embedded
 from console.options import ConfigError
+from console.web import open_url
 from console.whereabouts import api_url_of, layout_of
 from settings import Settings, as_environ
 from supervisor import ChildSpec, Supervisor, SupervisorError, mtplx_command, stop_on_signals
@@ -148,7 +148,7 @@ async def _announce(url: str, *, workers: int) -> None:
 def read_health(url: str) -> str:
     """The word the API has for its health; empty while it does not answer."""
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5) as reply:
+        with open_url(f"{url}/health", timeout_s=5) as reply:
             return _status_word(reply.read())
     except urllib.error.HTTPError as error:
         with error:

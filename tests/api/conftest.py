@@ -17,6 +17,7 @@ from openai import AsyncOpenAI
 from api.app import create_app
 from api.backend import Backend, Fleet
 from api.config import ApiConfig
+from api.http.protocol import bounded_protocol
 from broker.scripts import Idempotency, Quota
 from broker.wire import Request, Ticket
 from tests.api.fake import FakeBackend, FakeHandle, beating
@@ -29,9 +30,16 @@ async def serving(backend: Backend, config: ApiConfig | None = None) -> AsyncIte
     async def open_backend(_: ApiConfig) -> Backend:
         return backend
 
-    app = create_app(config or api_config(), open_backend=open_backend)
+    config = config or api_config()
     server_config = uvicorn.Config(
-        app, host="127.0.0.1", port=0, log_config=None, lifespan="on", timeout_graceful_shutdown=1
+        create_app(config, open_backend=open_backend),
+        host="127.0.0.1",
+        port=0,
+        http=bounded_protocol(config.receive_timeout_s),
+        ws="none",
+        log_config=None,
+        lifespan="on",
+        timeout_graceful_shutdown=1,
     )
     # Started and stopped by hand: its own main loop ticks ten times a second, which every test would wait for.
     server = uvicorn.Server(server_config)

@@ -23,6 +23,8 @@ from tests.support.stack import free_port, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_S = 60.0
+DEAD_PROXIES = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:9")
+"""Nothing in `mtplx up` may ask a proxy for this machine."""
 
 
 def mtplx(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -51,7 +53,7 @@ class Up:
             self.process = subprocess.Popen(
                 [*command, "--data-dir", str(data_dir), *words],
                 cwd=data_dir.parent,
-                env=clean_environ() | {"PYTHONPATH": str(ROOT)},
+                env=clean_environ() | {"PYTHONPATH": str(ROOT)} | DEAD_PROXIES,
                 stdin=subprocess.DEVNULL,
                 stderr=log,
             )

@@ -16,7 +16,7 @@ def batch(stack: Stack, *words: str) -> subprocess.CompletedProcess[str]:
         [*mtplx_command("batch"), *words, "--server", stack.url],
         capture_output=True,
         text=True,
-        env=clean_environment(),
+        env={**clean_environment(), "http_proxy": "http://127.0.0.1:9", "all_proxy": "http://127.0.0.1:9"},
         timeout=180,
     )
 
