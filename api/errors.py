@@ -133,6 +133,7 @@ _FAILED_STATUS = {
     "shutdown": 503,
     "row_rejected": 400,
     "bad_request": 400,
+    "context_length_exceeded": 400,
 }
 
 

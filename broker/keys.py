@@ -23,6 +23,8 @@ KEY_ROWS = f"{TAG}:key_rows"
 """Hash: rows running now, by API key id."""
 ENDED = f"{TAG}:ended"
 """Hash: requests ended, by `priority:status:cause`."""
+LIVE = f"{TAG}:live"
+"""Sorted set: id of every request that has not ended, by its deadline; so that no end depends on a waiting entry."""
 DAEMONS = f"{TAG}:daemons"
 """Set of the ids of all registered daemons."""
 MODELS = f"{TAG}:models"
@@ -53,6 +55,7 @@ PERMANENT = (
     LOAD,
     KEY_ROWS,
     ENDED,
+    LIVE,
     DAEMONS,
     MODELS,
     LAST_SEEN,

@@ -215,6 +215,13 @@ def redis_command(folder: Path, unix_socket: Path) -> list[str]:
     ]
 
 
+def redis_process(folder: Path, *options: str) -> tuple[subprocess.Popen[bytes], str]:
+    """A server of one's own that keeps nothing on disk, and its URL."""
+    unix_socket = folder / "redis.sock"
+    command = [*redis_command(folder, unix_socket), "--appendonly", "no", *options]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL), f"unix://{unix_socket}"
+
+
 def answers(url: str) -> bool:
     """Whether a Redis answers there and has finished loading."""
     try:
