@@ -7,14 +7,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
-from urllib.parse import urlsplit, urlunsplit
 
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from broker import keys
 from broker.batches import BatchDesk, BatchRecord
-from broker.connection import connect, translated
+from broker.connection import translated, without_password
+from broker.entrance import opened
 from broker.registry import DaemonRecord, Load, Registry
 from console.persistence import Persistence, judge_persistence
 
@@ -116,8 +116,7 @@ class Overview:
 
 async def take_overview(url: str) -> Overview:
     """Raises: BrokerUnavailableError, BrokerConfigError."""
-    client = connect(url)
-    try:
+    async with opened(url) as client:
         registry = Registry(client)
         records = [record for record in await registry.daemons() if not record.is_dead]
         return Overview(
@@ -127,16 +126,6 @@ async def take_overview(url: str) -> Overview:
             queue=await _queue(client, await registry.load(), await registry.ended()),
             batches=[_batch(record) for record in await BatchDesk(client).open_batches()],
         )
-    finally:
-        await client.aclose()
-
-
-def without_password(url: str) -> str:
-    """A Redis URL that can be shown."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{parts.netloc.rpartition('@')[2]}"))
 
 
 def lanes_of(records: Sequence[DaemonRecord]) -> list[LaneView]:

@@ -19,6 +19,7 @@ from dataclasses import replace
 import click
 
 from broker import embedded
+from broker.entrance import enter
 from console.options import ConfigError
 from console.whereabouts import api_url_of, layout_of
 from settings import Settings, as_environ
@@ -34,10 +35,12 @@ def run_up(settings: Settings, environ: Mapping[str, str]) -> None:
 
     Raises:
         ConfigError: the port is taken.
-        BrokerConfigError: the data directory is in use.
+        BrokerConfigError: the data directory is in use, or the Redis that was named refuses us.
         SupervisorError: a process cannot be kept running.
     """
     _check(settings)
+    if settings.redis is not None and not asyncio.run(enter(settings.redis, who="mtplx up")):
+        return
     settings = replace(settings, port=_free_port(settings.host, settings.port))
     if settings.engine == "mlx" and settings.model is None and settings.workers > 0:
         _fetch(as_environ(settings, environ))
@@ -111,6 +114,7 @@ def _daemon_specs(settings: Settings, environ: Mapping[str, str]) -> list[ChildS
             command=mtplx_command(name.partition(" ")[0], "--with-parent"),
             environ=inherited,
             stop_within_s=give_s.get(name, 0.0) + STOP_MARGIN_S,
+            is_optional=name == "batch-worker",  # chat needs none
         )
         for name in ("former", *workers, "batch-worker", "api")
     ]
