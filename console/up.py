@@ -50,10 +50,10 @@ def run_up(settings: Settings, environ: Mapping[str, str]) -> None:
 
 
 def join_command(settings: Settings) -> str:
-    """What to type on another machine, where MTPLX is installed, to decode for this one; the broker is owned here."""
+    """What to type on another machine, in its folder of MTPLX, to decode for this one; the broker is owned here."""
     url = embedded.shared_url(layout_of(settings), host=settings.share_host or _own_address(), port=settings.share_port)
     # A variable, because everybody on that machine can read a process's flags.
-    return f"MTPLX_REDIS='{url}' mtplx worker"
+    return f"MTPLX_REDIS='{url}' .venv/bin/mtplx worker"
 
 
 def _own_address() -> str:
@@ -93,7 +93,8 @@ def _broker(settings: Settings) -> Iterator[tuple[str, list[ChildSpec]]]:
         url = embedded.redis_url(layout)
         embedded.write_runtime(layout, embedded.Runtime(redis_url=url, api_url=api_url_of(settings), pid=os.getpid()))
         if settings.share:
-            click.echo(f"mtplx: another machine joins with this command:\n\n  {join_command(settings)}\n", err=True)
+            where = "another machine joins with this command, in the folder where make install was run"
+            click.echo(f"mtplx: {where}:\n\n  {join_command(settings)}\n", err=True)
         spec = ChildSpec(
             name="broker",
             command=embedded.server_command(layout, tcp_port=settings.share_port if settings.share else 0),
