@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable
+from collections.abc import Sequence
 
 import msgspec
 from litestar import get, post
 from litestar.params import FromPath
 from litestar.types import ASGIApp
+from msgspec.structs import replace
 
 from api.batch_schemas import BatchList, BatchRequest, batch_object, window_s
 from api.dependencies import HttpRequest, OurOffline, OurPayer
@@ -21,7 +22,7 @@ from api.offline import Offline, limit_of
 from api.parsing import parse
 from api.responses import JsonResponse
 from broker import keys
-from broker.batches import BatchRecord
+from broker.batches import NO_BATCH_WORKER, BatchRecord
 from broker.errors import BrokerError
 from broker.wire import new_id
 
@@ -57,7 +58,7 @@ async def create_batch(request: HttpRequest, offline: OurOffline, payer: OurPaye
     # Where this fails, the batch is open without a job; the batch worker looks for such batches and queues them.
     with contextlib.suppress(BrokerError):
         await asyncio.to_thread(offline.queue.enqueue, batch_id, window_s=seconds)
-    return await _shown(offline.batch(batch_id, payer))
+    return await _shown(offline, batch_id, payer)
 
 
 @get("/v1/batches")
@@ -66,7 +67,7 @@ async def list_batches(request: HttpRequest, offline: OurOffline, payer: OurPaye
     query = request.query_params
     limit, after = limit_of(query.get("limit"), usual=20, most=LIST_MOST), query.get("after")
     records = await _page(offline, payer, after=after, limit=limit + 1)
-    shown = [batch_object(record) for record in records[:limit]]
+    shown = [batch_object(record) for record in await _with_waits(offline, records[:limit])]
     return JsonResponse(
         encode_json(
             BatchList(
@@ -82,7 +83,7 @@ async def list_batches(request: HttpRequest, offline: OurOffline, payer: OurPaye
 @get("/v1/batches/{batch_id:str}")
 async def get_batch(offline: OurOffline, payer: OurPayer, batch_id: FromPath[str]) -> ASGIApp:
     """One batch, with how far it has come."""
-    return await _shown(offline.batch(batch_id, payer))
+    return await _shown(offline, batch_id, payer)
 
 
 @post("/v1/batches/{batch_id:str}/cancel", status_code=200)
@@ -94,7 +95,7 @@ async def cancel_batch(request: HttpRequest, offline: OurOffline, payer: OurPaye
     if status not in ("cancelling", "cancelled"):
         message = f"Cannot cancel a batch with status {status!r}."
         raise ApiError(message, status=409, kind="invalid_request_error", code="batch_not_cancellable")
-    return await _shown(offline.batch(batch_id, payer))
+    return await _shown(offline, batch_id, payer)
 
 
 async def _page(offline: Offline, payer: Payer, *, after: str | None, limit: int) -> list[BatchRecord]:
@@ -114,5 +115,13 @@ async def _page(offline: Offline, payer: Payer, *, after: str | None, limit: int
     return found
 
 
-async def _shown(record: Awaitable[BatchRecord]) -> JsonResponse:
-    return JsonResponse(encode_json(batch_object(await record)))
+async def _shown(offline: Offline, batch_id: str, payer: Payer) -> JsonResponse:
+    (record,) = await _with_waits(offline, [await offline.batch(batch_id, payer)])
+    return JsonResponse(encode_json(batch_object(record)))
+
+
+async def _with_waits(offline: Offline, records: Sequence[BatchRecord]) -> list[BatchRecord]:
+    """The records; those that are not over say so when there is no batch worker to run them."""
+    if all(record.is_over for record in records) or await offline.desk.batch_workers():
+        return list(records)
+    return [record if record.is_over else replace(record, waits_for=NO_BATCH_WORKER) for record in records]

@@ -17,6 +17,7 @@ from redis.asyncio import Redis
 
 from broker import keys, tasks
 from broker.connection import answered_within, connect, translated
+from broker.entrance import check_server
 from broker.errors import BrokerUnavailableError
 from broker.registry import Registry
 from broker.replies import Inbox, ReplyHub
@@ -96,8 +97,15 @@ class Client:
 
         Raises:
             BrokerUnavailableError: Redis does not answer.
+            BrokerConfigError: Redis may lose accepted requests.
         """
-        return await cls.over(connect(url), connect(url, blocking=True), bounds=bounds, silence_s=silence_s)
+        commands = connect(url)
+        try:
+            await check_server(commands)
+        except BaseException:
+            await commands.aclose()
+            raise
+        return await cls.over(commands, connect(url, blocking=True), bounds=bounds, silence_s=silence_s)
 
     @classmethod
     async def over(

@@ -23,7 +23,8 @@ from redis.exceptions import RedisError
 
 from broker import keys, tasks
 from broker.clearing import Clearing
-from broker.connection import check_eviction, connect, translated
+from broker.connection import connect, translated
+from broker.entrance import check_server, enter
 from broker.errors import BrokerConfigError, BrokerError, BrokerUnavailableError
 from broker.line import Line
 from broker.policy import Cohort, Plan, PolicyConfig, plan
@@ -216,7 +217,7 @@ class Former:
             logger.warning("former %s was declared dead, or Redis was emptied; it registers anew", self.id)
             await self._scripts.retire(self.id)
             self.id = new_id("former")
-        await check_eviction(self._commands)
+        await check_server(self._commands)
         fields: dict[str, str | int | bytes] = {"kind": "former", "host": socket.gethostname()}
         fields |= {"pid": os.getpid(), "wire": self._config.wire}
         await self._scripts.register(Registration(self.id, fields))
@@ -371,11 +372,9 @@ def _behind(crowd: Crowd, planned: Plan) -> Crowd:
 
 
 async def run_former(config: FormerConfig) -> None:
-    """Form cohorts until SIGTERM or SIGINT; wait for Redis if it is away.
-
-    Raises:
-        BrokerConfigError: Redis refuses the password, or may evict accepted requests.
-    """
+    """Form cohorts until SIGTERM or SIGINT; wait for Redis if it is away. Raises: see `broker.entrance.enter`."""
+    if not await enter(config.redis_url, who="the former"):
+        return
     commands, blocking = connect(config.redis_url), connect(config.redis_url, blocking=True)
     former = Former(config, commands=commands, blocking=blocking)
     loop = asyncio.get_running_loop()

@@ -41,6 +41,8 @@ FILE_ENDS = f"{TAG}:file_ends"
 """Sorted set: file id to the second when it expires; its content must be removed then, long after its record went."""
 FOREIGN = "rq:*"
 """RQ's own keys: its registries and queues are without a TTL by design, its jobs and workers expire."""
+BATCH_WORKERS = "rq:workers:mtplx-batches"
+"""RQ's set of the keys of batch workers; each is a hash that expires without heartbeats."""
 
 CONTROL = f"{TAG}:control"
 """Channel: wakes workers to look at cancellations."""

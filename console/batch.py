@@ -83,7 +83,10 @@ def submit(server: Server, path: Path, *, endpoint: str | None, window: str) -> 
     """Hand a file over; prints the batch's id."""
     file = server.upload(path)
     body = {"input_file_id": file["id"], "endpoint": endpoint or _endpoint_of(path), "completion_window": window}
-    click.echo(server.call("POST", "/v1/batches", body)["id"])
+    batch = server.call("POST", "/v1/batches", body)
+    if batch.get("waits_for"):
+        click.echo(f"mtplx: the batch waits: {batch['waits_for']}", err=True)
+    click.echo(batch["id"])
 
 
 def status(server: Server, batch_id: str | None, *, as_json: bool) -> None:

@@ -18,7 +18,8 @@ from typing import Any
 from redis.asyncio import Redis
 
 from broker import tasks
-from broker.connection import answered_within, check_eviction, connect
+from broker.connection import answered_within, connect
+from broker.entrance import check_server, enter
 from broker.scripts import Scripts
 from broker.silence import SILENT_S
 from broker.wire import new_id
@@ -129,7 +130,7 @@ class Worker:
 
     async def enlist(self) -> None:
         """Check Redis and register, before anything is loaded."""
-        await check_eviction(self._links.commands)
+        await check_server(self._links.commands)
         await self.membership.join()
 
     async def load(self) -> None:
@@ -295,8 +296,10 @@ class Worker:
 async def run_worker(config: WorkerConfig) -> None:
     """Run one worker until SIGTERM or SIGINT; the second signal hands running rows back at once.
 
-    Raises: see `Worker.run`.
+    Raises: see `Worker.run` and `broker.entrance.enter`.
     """
+    if not await enter(config.redis_url, who="the worker"):
+        return
     source = _source(config)
     links = Links(connect(config.redis_url), connect(config.redis_url, blocking=True))
     worker = Worker(config, source, links)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,21 @@ async def test_supervisor_starts_a_child_again_when_it_is_killed() -> None:
     await supervisor.run(kill_and_wait)
 
     assert are_gone([pid_of(supervisor.children[0])])
+
+
+@pytest.mark.parametrize("status", [1, EXIT_CONFIG])
+async def test_supervisor_goes_on_without_an_optional_child_that_keeps_dying(status: int) -> None:
+    optional = replace(spec(f"raise SystemExit({status})", "batch-worker"), is_optional=True)
+    supervisor = Supervisor([optional, spec(SLEEP, "api")], policy=IMPATIENT)
+
+    async def wait_for_many_deaths() -> None:
+        while supervisor.children[0].starts < 3 * IMPATIENT.fast_deaths_max:
+            await asyncio.sleep(0.01)
+        supervisor.stop()
+
+    await supervisor.run(wait_for_many_deaths)
+
+    assert supervisor.children[1].starts == 1
 
 
 async def test_supervisor_gives_up_on_a_child_that_keeps_dying() -> None:

@@ -148,7 +148,7 @@ def test_status_shows_the_running_system_as_json(shared_up: Up) -> None:
 
     status = json.loads(reply.stdout)
     assert [lane["mode"] for lane in status["lanes"]] == ["ar_batch"]
-    assert {daemon["kind"] for daemon in status["daemons"]} == {"api", "former"}
+    assert {daemon["kind"] for daemon in status["daemons"]} == {"api", "former", "batch-worker"}
     assert status["server"]["persistence"]["policy"] == "always"
     assert ":***@" in status["server"]["url"]
 
@@ -237,8 +237,9 @@ def test_up_runs_no_broker_of_its_own_when_redis_is_named(shared_up: Up, folder:
 
 
 def test_up_prints_a_join_command_that_works_when_it_shares(shared_up: Up) -> None:
-    found = re.search(r"MTPLX_REDIS='(\S+)' mtplx worker", shared_up.log)
+    found = re.search(r"MTPLX_REDIS='(\S+)' (\S+) worker$", shared_up.log, re.MULTILINE)
 
     assert found is not None
+    assert found[2] == ".venv/bin/mtplx"  # what `make install` leaves in its folder
     with redis.Redis.from_url(found[1]) as guest:
         assert guest.ping()
