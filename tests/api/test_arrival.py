@@ -25,6 +25,7 @@ SIZED = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY)
 UPLOAD = b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=x\r\n"
 QUICK_S = 0.1
 LONG_S = 20.0
+CLIENTS = 300
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -123,11 +124,11 @@ async def test_clients_that_leave_in_the_middle_of_a_body_are_no_errors(
     caplog.set_level(logging.DEBUG)
 
     async with serving(backend, api_config(files_url=str(tmp_path))) as url:
-        for _ in range(20):
+        for _ in range(CLIENTS):
             _, writer = await asyncio.open_connection("127.0.0.1", port_of(url))
             writer.write(head + BODY[:20])
             writer.close()
-        await wait_until(lambda: sum("the client left" in record.message for record in caplog.records) == 20)
+        await wait_until(lambda: sum("the client left" in record.message for record in caplog.records) == CLIENTS)
 
     assert [record for record in caplog.records if record.levelno > logging.INFO or record.exc_info] == []
     assert backend.submitted == []

@@ -15,8 +15,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from api.bundles import Bundle
 from api.chat import ChatTemplate
-from api.control_tokens import unused_character, without_character
+from api.control_tokens import UnguardedError, unused_character, without_character
 from api.conversation import encode, render
+from api.errors import BadRequestError
 from api.schemas import ChatRequest, Message, TextPart
 from api.text import TokenizerText
 from broker.wire import unpack_tokens
@@ -268,3 +269,14 @@ async def test_long_conversation_cannot_open_a_turn(backend: FakeBackend) -> Non
     tokens = await tokens_of(body, bundle(text))
 
     assert tokens.count(START) == 301
+
+
+async def test_control_tokens_are_refused_where_they_cannot_be_taken_for_text() -> None:
+    text = TokenizerText(byte_level().to_str().encode())
+    text.controls = KINDS["byte level"].controls  # which this tokenizer does not know
+
+    with pytest.raises(UnguardedError, match="would not know"):
+        _ = text.guarded
+    with pytest.raises(BadRequestError, match="parse_control_tokens"):
+        await render(request(Message("user", INJECTION)), bundle(text))
+    assert (await render(request(Message("user", INJECTION), parse_control_tokens=True), bundle(text))).marked is None
