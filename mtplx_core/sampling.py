@@ -1,8 +1,8 @@
 """The one sampler of all lanes: a pure function of logits, parameters, seed and position in the completion.
 
 Order: bias, repetition, frequency, presence, temperature, min_p, top_k, top_p; then the largest of logit plus Gumbel
-noise, which is exact sampling. Nothing here reads a value back from the device, and a row's outcome is the same,
-bit for bit, whatever rows stand beside it.
+noise, which is exact sampling. Nothing here reads a value back from the device, and nothing is a matrix product, so
+the same logits give a row the same outcome, bit for bit, whatever rows stand beside it.
 
     batch = SamplingBatch([row.sampling for row in rows], vocab_size=vocab)     # when rows join or leave
     noise = batch.noise(starts, positions=depth + 1)                            # optional: before the trunk runs
