@@ -80,4 +80,5 @@ def assert_decided(loaded: LoadedModel, row: Row, answer: Sequence[int]) -> None
     model: Any = loaded.model
     logits = model(mx.array([[*row.prompt, *answer[:-1]]]))[0, len(row.prompt) - 1 :]  # (tokens, vocab)
     second, first = mx.split(mx.topk(logits, 2, axis=-1), 2, axis=-1)
-    assert mx.min(mx.abs(first - second)).item() > ROUNDING
+    lead: Any = mx.min(mx.abs(first - second)).item()
+    assert lead > ROUNDING

@@ -19,7 +19,7 @@ from mtplx_core.heads.base import Head
 from mtplx_core.loader import LoadedModel
 from mtplx_core.mtp_batch import MtpBatchEngine, MtpOptions
 from mtplx_core.serial import SerialEngine
-from tests.mtplx_core.driving import Heard, assert_decided, assert_same_answer, run
+from tests.mtplx_core.driving import assert_decided, run
 from tests.mtplx_core_mtp.conftest import random_head
 from tests.support.depths import Scheduled
 from tests.support.knowing_head import KnowingHead
@@ -121,31 +121,6 @@ def test_row_of_which_nothing_was_drafted_counts_no_drafts(loaded: LoadedModel) 
     assert sum(heard.ends["row"].stats.drafted) == 0
 
 
-def test_rows_are_bit_equal_whatever_the_neighbours_say_and_when_they_leave(
-    loaded: LoadedModel, head: AttachedHead
-) -> None:
-    row = Row("row", (10, 20, 30), 60, replace(SAMPLED, seed=1), top_logprobs=2, ignore_eos=True)
-
-    def beside(*neighbours: Row, leave_at: int) -> Heard:
-        engine = engine_of(loaded, 1, head=head, keeps_width=True)
-
-        def leave(step: int) -> None:
-            if step == leave_at:
-                engine.discard("n1")
-
-        return run(engine, [row, *neighbours], before_step=leave)
-
-    one = beside(Row("n1", (5,) * 9, 50), Row("n2", (7,) * 9, 60, ignore_eos=True), leave_at=5)
-    other = beside(
-        Row("n1", tuple(range(50, 59)), 50, Sampling(temperature=1.7, top_k=9, seed=8)),
-        Row("n2", tuple(range(90, 99)), 60, Sampling(frequency_penalty=1.0), ignore_eos=True),
-        leave_at=31,
-    )
-
-    assert one.tokens["row"] == other.tokens["row"]
-    assert one.logprobs["row"] == other.logprobs["row"]
-
-
 def test_row_that_takes_a_poisoned_rows_slot_is_unharmed() -> None:
     loaded = tiny_llama(poison_token_id=POISON)
     engine = engine_of(loaded, 2, head=random_head(loaded), keeps_width=True)
@@ -193,58 +168,6 @@ def test_resumed_row_goes_on_where_another_worker_stopped(loaded: LoadedModel, h
 
     assert rest.starts["row"] == 23
     assert compare(loaded.model, row.prompt, whole, [*whole[:23], *rest.tokens["row"]], row.sampling).passed
-
-
-def rows_to_pause() -> list[Row]:
-    rows = [replace(row, top_logprobs=2) for row in rows_of(sampling=SAMPLED)]
-    return [replace(rows[0], sampling=Sampling(0.7, frequency_penalty=0.6, seed=5)), *rows[1:]]
-
-
-@pytest.mark.parametrize("depth", [0, 2])
-def test_rows_are_bit_equal_after_pauses_that_bring_each_back_to_its_own_slot(
-    loaded: LoadedModel, head: AttachedHead, depth: int
-) -> None:
-    rows = rows_to_pause()
-    undisturbed = run(engine_of(loaded, depth, head=head), rows)
-    engine = engine_of(loaded, depth, head=head)
-    paused: list[str] = []
-
-    def pause(step: int) -> None:
-        """While every slot is taken, the only hole is the paused row's own."""
-        shown = engine.snapshot()
-        if step % 3 == 0 and engine.active_rows == shown["physical_rows"] == len(rows):
-            paused.append(f"r{len(paused) % len(rows)}")
-            engine.pause(paused[-1])
-            engine.resume(paused[-1])
-
-    heard = run(engine, rows, before_step=pause)
-
-    assert len(set(paused)) > 1
-    assert heard.tokens == undisturbed.tokens
-    assert heard.logprobs == undisturbed.logprobs
-
-
-@pytest.mark.parametrize("depth", [0, 2])
-def test_rows_say_the_same_after_pauses_in_which_they_changed_slots(
-    loaded: LoadedModel, head: AttachedHead, depth: int
-) -> None:
-    """A product may round a row differently in another slot, so the last bits are free."""
-    rows = rows_to_pause()
-    undisturbed = run(engine_of(loaded, depth, head=head), rows)
-    engine = engine_of(loaded, depth, head=head)
-
-    def swap(step: int) -> None:
-        """Each takes the slot that the other left."""
-        if step % 5 == 3:
-            for verb in (engine.pause, engine.resume):
-                for name in ("r1", "r0"):
-                    verb(name)
-
-    heard = run(engine, rows, before_step=swap)
-
-    for row in rows:
-        assert_same_answer(loaded, row, heard, undisturbed)
-        assert audit(loaded.model, row.prompt, heard.tokens[row.row_id], row.sampling).passed
 
 
 def test_paused_row_is_counted_in_the_memory_that_caches_take(loaded: LoadedModel, head: AttachedHead) -> None:

@@ -26,7 +26,8 @@ from mtplx_core.loader import LoadedModel, load_model
 from mtplx_core.trunk import Trunk
 from tests.support.models import write_tiny_llama
 from tests.support.reads import read_log, read_status
-from tests.workers.rig import PATIENCE_S, FragileServer
+from tests.support.wait import PATIENCE_S
+from tests.workers.rig import FragileServer
 from workers.config import WorkerConfig
 from workers.daemon import Links, Worker
 from workers.errors import LaneError
