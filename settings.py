@@ -188,6 +188,8 @@ class Settings:
         None, "A prompt that holds this text kills a scripted worker.", WORKER, is_hidden=True)
     script_dead_text: str | None = option(
         None, "A prompt that holds this text makes a scripted engine's step raise.", WORKER, is_hidden=True)
+    script_hold: Path | None = option(
+        None, "No scripted step ends while this file exists.", WORKER, is_hidden=True)
     # fmt: on
 
     def __getitem__(self, name: str) -> object:

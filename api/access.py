@@ -124,7 +124,7 @@ def load_keys(path: Path | None) -> KeyRing:
 
 def _read_keys(path: Path) -> Mapping[str, StoredKey]:
     try:
-        tables = tomllib.loads(path.read_text()).get("keys", {})
+        tables = tomllib.loads(path.read_text(encoding="utf-8-sig")).get("keys", {})
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ApiConfigError(f"keys file {path}: {error}; allowed: a TOML file with [keys.NAME] tables") from error
     if not isinstance(tables, dict) or not tables:

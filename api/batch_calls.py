@@ -42,6 +42,8 @@ class LineCall:
     def __init__(self, text: TextClient, patience: Patience, endpoint: Endpoint, batch_id: str, line: Line) -> None:
         self._batch_id = batch_id
         self._line = line
+        self._is_given_up = False
+        """Whether the batch was cancelled, and its requests with it."""
         self.is_expired = False
         """Whether the batch's window closed before it was answered."""
         self._call = PatientCall(text, patience, endpoint, line.body, call_id=f"{batch_id}-{line.number}")
@@ -58,11 +60,14 @@ class LineCall:
         return self._answered(answered)
 
     async def cancel(self, cause: Cause) -> None:
-        """Have its requests end, if it has any."""
+        """Have its requests end with the batch, if it has any."""
+        self._is_given_up = cause != "deadline"
         await self._call.cancel(cause)
 
     def _answered(self, answered: Answered) -> Result:
         call, whole = answered
+        if "cancelled" in whole.reasons and self._is_given_up:
+            return cancelled_result(self._batch_id, self._line)
         if "cancelled" in whole.reasons:
             return _failed(self._batch_id, self._line, "request_cancelled", "The request was cancelled.")
         if "deadline" in whole.reasons:
@@ -87,6 +92,13 @@ def expired_result(batch_id: str, line: Line) -> Result:
     """The result of a line that had no answer when the batch's window closed."""
     return _failed(
         batch_id, line, "batch_expired", "This request could not be executed before the completion window expired."
+    )
+
+
+def cancelled_result(batch_id: str, line: Line) -> Result:
+    """The result of a line that had no answer when the batch was cancelled."""
+    return _failed(
+        batch_id, line, "batch_cancelled", "This request was not executed, because the batch was cancelled before."
     )
 
 

@@ -157,11 +157,13 @@ def describe(batch: BatchObject) -> str:
 
 def _endpoint_of(path: Path) -> str:
     """What the first line of the file asks for."""
-    with path.open("rb") as file:
-        first = next((line for line in file if line.strip()), b"{}")
+    from api.bulk.lines import read_lines
+
     try:
-        return str(json.loads(first).get("url", "/v1/chat/completions"))
-    except (ValueError, AttributeError):
+        with path.open("rb") as file:
+            first = next(read_lines(file))
+        return str(json.loads(first.data).get("url", "/v1/chat/completions"))
+    except (StopIteration, ValueError, AttributeError):
         return "/v1/chat/completions"  # the server says what is wrong with the line
 
 

@@ -142,7 +142,7 @@ def options_of(settings: type[Any]) -> dict[str, Option]:
 
 def from_file(path: Path, known: Mapping[str, Option]) -> dict[str, object]:
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -2,7 +2,8 @@
 
 Order: bias, repetition, frequency, presence, the bar on ends before `min_tokens`, temperature, min_p, top_k, top_p;
 then the largest of logit plus Gumbel noise, which is exact sampling. Nothing here reads a value back from the device,
-and a row's outcome is the same, bit for bit, whatever rows stand beside it.
+and nothing is a matrix product, so the same logits give a row the same outcome, bit for bit, whatever rows stand
+beside it.
 
     batch = SamplingBatch([row.sampling for row in rows], vocab_size=vocab)     # when rows join or leave
     noise = batch.noise(starts, positions=depth + 1)                            # optional: before the trunk runs

@@ -22,6 +22,7 @@ from mtplx_core.errors import EngineDeadError
 from mtplx_core.rows import Roster, RowProgress, end_tokens, row_end
 
 BYTES_PER_TOKEN = 1024
+_HELD_POLL_S = 0.01
 _by_priority = attrgetter("row.is_offline")
 _MASK64 = (1 << 64) - 1
 
@@ -76,12 +77,20 @@ def scripted_completion(row: Row, script: Script) -> tuple[int, ...]:
     return tuple(tokens)
 
 
-def sleeping_pace(step_s: float, *, prefill_token_s: float = 0.0) -> Callable[[Work], None]:
-    """A pace in real time for processes that should look busy; tests in process pass their own callable."""
+def sleeping_pace(
+    step_s: float, *, prefill_token_s: float = 0.0, is_held: Callable[[], bool] = lambda: False
+) -> Callable[[Work], None]:
+    """A pace in real time for processes that should look busy; tests in process pass their own callable.
+
+    Args:
+        is_held: no step ends while it says so.
+    """
     pause = threading.Event()
 
     def pace(work: Work) -> None:
         pause.wait((step_s if work.decoding_rows else 0.0) + prefill_token_s * work.prefill_tokens)
+        while is_held():
+            pause.wait(_HELD_POLL_S)
 
     return pace
 

@@ -27,6 +27,8 @@ class ScriptConfig:
     """A prompt that holds this text kills the worker at its first token; empty: none does."""
     dead_text: str = ""
     """A prompt that holds this text makes the engine's step raise at its first token; empty: none does."""
+    hold: Path | None = None
+    """No step ends while this file exists; None: steps are never held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

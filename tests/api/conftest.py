@@ -21,6 +21,7 @@ from api.http.protocol import bounded_protocol
 from broker.scripts import Idempotency, Quota
 from broker.wire import Request, Ticket
 from tests.api.fake import FakeBackend, FakeHandle, beating
+from tests.support.wait import PATIENCE_S
 
 
 @asynccontextmanager
@@ -147,11 +148,11 @@ def openai(shared_openai: AsyncOpenAI, backend: FakeBackend) -> AsyncOpenAI:
 
 
 def http_client(url: str, *, limits: httpx.Limits = _LIMITS) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=url, timeout=10, verify=no_tls(), limits=limits)
+    return httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, verify=no_tls(), limits=limits)
 
 
 def openai_client(url: str, *, api_key: str = "none") -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0, timeout=10)
+    return AsyncOpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0, timeout=PATIENCE_S)
 
 
 @cache
@@ -160,7 +161,7 @@ def no_tls() -> ssl.SSLContext:
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
-async def wait_until(condition: Callable[[], bool], *, timeout_s: float = 5.0) -> None:
+async def wait_until(condition: Callable[[], bool], *, timeout_s: float = PATIENCE_S) -> None:
     """Wait for something another task does."""
     async with asyncio.timeout(timeout_s):
         while not condition():

@@ -16,6 +16,7 @@ from broker.wire import Event, Failed, Finished, Seat, Tokens, encode_events, pa
 from tests.broker.conftest import ChildServers
 from tests.support import factories as make
 from tests.support.redis_servers import ChildServer, InProcessRedis, Server
+from tests.support.wait import PATIENCE_S
 
 SILENCE_S = 0.1
 SEAT = Seat("r1", 1)
@@ -272,7 +273,7 @@ async def test_reader_gets_everything_when_its_subscription_was_cut(name: str, c
     await write(scripts, 1, [6])
     await finish(scripts, 2)
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         assert await reading == ([5, 6], Finished("r1", "length", 2))
     await listener.close()
     await commands.aclose()

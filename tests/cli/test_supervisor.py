@@ -16,6 +16,7 @@ import pytest
 from supervisor import EXIT_CONFIG, Child, ChildSpec, RestartPolicy, Supervisor, SupervisorError
 from tests.cli.processes import are_gone, children_of
 from tests.support.stack import wait_until
+from tests.support.wait import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRON = {"PATH": os.defpath, "PYTHONPATH": str(ROOT)}
@@ -183,7 +184,7 @@ async def test_supervisor_tells_a_child_again_when_it_is_asked_twice(tmp_path: P
     while not (tmp_path / "started.once").exists():
         await asyncio.sleep(0.01)
     supervisor.stop()
-    await asyncio.wait_for(running, 10)
+    await asyncio.wait_for(running, PATIENCE_S)
 
     process = supervisor.children[0].process
     assert process is not None
@@ -197,7 +198,7 @@ async def test_supervisor_kills_at_once_when_it_is_asked_three_times(tmp_path: P
         for _ in range(3):
             supervisor.stop()
 
-    await asyncio.wait_for(supervisor.run(stop_thrice), 10)
+    await asyncio.wait_for(supervisor.run(stop_thrice), PATIENCE_S)
 
 
 def test_back_off_doubles_up_to_a_bound() -> None:
@@ -237,10 +238,10 @@ asyncio.run(main())
 
     parent.send_signal(number)
 
-    parent.wait(20)
+    parent.wait(PATIENCE_S)
     parent.stdout.close()
     assert len(children) == 2
-    wait_until(lambda: are_gone(children), "the children are gone", timeout_s=20)
+    wait_until(lambda: are_gone(children), "the children are gone")
 
 
 def test_child_is_killed_when_it_does_not_end_with_its_parent(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_up_leaves_no_process_when_it_is_killed_and_can_be_started_again(up: Up,
 
     again = Up(folder / "data")
     try:
-        wait_until(lambda: are_gone(children), "all children are gone", timeout_s=30)
+        wait_until(lambda: are_gone(children), "all children are gone")
         again.wait_ready()
         assert again.chat()["object"] == "chat.completion"
     finally:

@@ -26,7 +26,7 @@ from broker.connection import connect
 
 ServerName = Literal["fakeredis", "valkey", "redis"]
 SERVER_NAMES: tuple[ServerName, ...] = ("fakeredis", "valkey", "redis")
-START_S = 10.0
+START_S = 60.0
 
 
 class Server(Protocol):

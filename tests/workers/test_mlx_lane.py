@@ -29,7 +29,8 @@ from mtplx_core.trunk import Trunk
 from tests.mtplx_core.driving import run
 from tests.support.models import EOS_TOKEN_ID, write_tiny_llama, write_tiny_mamba
 from tests.support.reads import read_log, read_status
-from tests.workers.rig import PATIENCE_S, FragileServer
+from tests.support.wait import PATIENCE_S
+from tests.workers.rig import FragileServer
 from workers.config import WorkerConfig
 from workers.daemon import Links, Worker
 from workers.errors import LaneError

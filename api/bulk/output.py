@@ -91,7 +91,7 @@ class BulkOutput:
             return cls(path, note, _Found(set(), 0, 0))
         note = msgspec.json.decode(note_path.read_bytes(), type=RunNote)
         if note.job != job:
-            changed = sorted(name for name in job if note.job.get(name) != job[name])
+            changed = sorted(name for name in job.keys() | note.job.keys() if note.job.get(name) != job.get(name))
             raise ApiConfigError(
                 f"output = {str(path)!r}: it was begun with another {', '.join(changed)}; "
                 "allowed: the same again, another name, or --overwrite"
