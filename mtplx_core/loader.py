@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from mlx_lm.utils import load_model as load_mlx_model
 
 from mtplx_core.errors import ModelLoadError
 from mtplx_core.fingerprint import model_digest
+from mtplx_core.heads.tensors import has_bare_names, is_head_name, load_files
 from mtplx_core.models.generation_config import FILE_NAME, read_generation_config
 
 # What rendering chat, tokenising and sampling need and nothing else: these files travel to other machines.
@@ -34,9 +36,7 @@ TOKENIZER_FILES = (
     "added_tokens.json",
     FILE_NAME,
 )
-_HUB_PATTERNS = ("*.json", "model*.safetensors", "mtp*.safetensors", "mtp/*.safetensors", "*.jinja")
-_HEAD_PARTS = {"mtp", "mtp_layers"}
-"""Parts of the names of weights that belong to a head."""
+_HUB_PATTERNS = ("*.json", "model*.safetensors", "*mtp*.safetensors", "*.jinja")
 _CONTEXT_KEYS = (
     "max_position_embeddings",
     "max_sequence_length",
@@ -88,7 +88,8 @@ def load_model(
     """
     path = _find(source)
     try:
-        model, config = load_mlx_model(path, lazy=is_lazy, get_model_classes=model_classes)
+        classes = partial(model_classes, bare_names=_bare_names(path))
+        model, config = load_mlx_model(path, lazy=is_lazy, get_model_classes=classes)
         vocab_size, dtype = _logits_type(model)
     except (Exception, SystemExit) as error:
         # mlx-lm's parts raise errors of every kind, and one of its modules ends the process where a package is
@@ -133,15 +134,18 @@ def has_experts(config: Mapping[str, Any]) -> bool:
     return any(int(described.get(key) or 0) > 1 for key in _EXPERT_KEYS)
 
 
-def model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
+def model_classes(config: dict[str, Any], *, bare_names: frozenset[str] = frozenset()) -> tuple[Any, Any]:
     """mlx-lm's classes for a model, the first of which leaves a head's weights alone.
 
     Most of mlx-lm's models drop them, but not out of every checkpoint, and a name too many fails the load.
+
+    Args:
+        bare_names: weights of a head that do not say so by themselves.
     """
     kind, args_kind = _get_classes(config)
 
     def sanitize(self: Any, weights: dict[str, mx.array]) -> Any:
-        kept = {name: weight for name, weight in weights.items() if not _HEAD_PARTS & set(name.split("."))}
+        kept = {name: weight for name, weight in weights.items() if not is_head_name(name) and name not in bare_names}
         return kind.sanitize(self, kept) if hasattr(kind, "sanitize") else kept
 
     return type(kind.__name__, (kind,), {"sanitize": sanitize}), args_kind
@@ -168,6 +172,20 @@ def _find(source: str | Path) -> Path:
         return Path(snapshot_download(str(source), allow_patterns=list(_HUB_PATTERNS)))
     except Exception as error:  # the hub client's errors share no base class
         raise ModelLoadError(f"neither a folder nor a hub id that can be fetched: {source} ({error})") from error
+
+
+def _bare_names(path: Path) -> frozenset[str]:
+    """Weights in files of a head's own without a prefix: mlx-lm reads those called `model*` as the trunk's.
+
+    Raises:
+        ModelLoadError: the trunk has weights of the same names.
+    """
+    files = load_files(path)
+    bare = {name for file, tensors in files.items() if has_bare_names(file, tensors) for name in tensors}
+    trunk = {name for file, tensors in files.items() if not has_bare_names(file, tensors) for name in tensors}
+    if both := sorted(bare & trunk):
+        raise ModelLoadError(f"{both[0]} is the name of a weight of the trunk and of the head in a file of its own")
+    return frozenset(bare)
 
 
 def _tokenizer_files(path: Path) -> dict[str, bytes]:

@@ -16,8 +16,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mtplx_core.cost_table import assumed_costs, assumed_draft_shares
-from mtplx_core.depth import AdaptiveDepth, DepthPolicy, FixedDepth, Odds, Trial
+from mtplx_core.depth import DepthPolicy, Odds, Trial, assumed_policy
 from mtplx_core.device_batch import DeviceBatch, Plan, Started
 from mtplx_core.engine import Geometry, Row, RowCycle, RowEnd, RowTokens, StepResult
 from mtplx_core.errors import EngineDeadError
@@ -88,7 +87,10 @@ class MtpBatchEngine:
         self._trunk = Trunk(loaded.model)
         self._head = head
         self._device = DeviceBatch(self._trunk, geometry, head, overlaps=self._options.overlaps)
-        self._policy = self._options.policy or _default_policy(geometry, self._device.head)
+        head_depth_max = None if self._device.head is None else self._device.head.max_depth
+        self._policy = self._options.policy or assumed_policy(
+            rows=geometry.decode_batch_max, depth=geometry.depth, head_depth_max=head_depth_max
+        )
         chunk_tokens = self._options.chunk_tokens or geometry.prefill_chunk_tokens
         self._feeder = Feeder(self._trunk, self._device.head, chunk_tokens=chunk_tokens, ends=loaded.eos_token_ids)
         self._seats = Seats()
@@ -259,8 +261,8 @@ class MtpBatchEngine:
         found = None if guesses is None else [slot in guesses for slot, _ in running]
         fresh = sum(not seat.tokens and not seat.row.is_offline for _, seat in running)
         odds = [seat.odds for _, seat in running]
-        width, is_first = self._seats.width, 2 * fresh >= len(running)
-        drafting = self._policy.choose(odds, found, width=width, is_first=is_first)
+        width, keys = self._seats.width, self._attended_keys(running)
+        drafting = self._policy.choose(odds, found, width=width, keys=keys, is_first=2 * fresh >= len(running))
         depth, slots = drafting.depth, range(width)
         by_lookup = frozenset(slot for (slot, _), is_so in zip(running, drafting.by_lookup, strict=True) if is_so)
         lengths = {slot: seat.longest + depth + 1 for slot, seat in running}
@@ -280,7 +282,12 @@ class MtpBatchEngine:
         self._was_interrupted = plan.is_timed
         for _, seat in running:
             seat.in_flight.append(depth + 1)
-        return Flight(running, plan, started, follows, begun_s)
+        return Flight(running, plan, started, follows, begun_s, keys)
+
+    def _attended_keys(self, running: Sequence[tuple[int, Seat]]) -> int:
+        """Keys that a cycle goes over: a GPU's kernel goes over as many for each slot as for the longest row."""
+        lengths = [seat.longest + 1 for _, seat in running]
+        return self._seats.width * max(lengths) if self._device.overlaps else sum(lengths)
 
     def _guesses(self, running: Sequence[tuple[int, Seat]]) -> dict[int, tuple[int, ...]]:
         """What lookup finds, by slot, as many tokens as any cycle drafts."""
@@ -369,7 +376,7 @@ class MtpBatchEngine:
         if took_s is not None:
             plan, width = flight.plan, len(flight.plan.lengths)
             self._telemetry.time_cycle(width, plan.depth, took_s)
-            self._policy.see_cost(width, plan.depth, took_s, head_depth=plan.head_depth)
+            self._policy.see_cost(width, plan.depth, took_s, head_depth=plan.head_depth, keys=flight.keys)
 
     def _free_if_empty(self) -> None:
         if self.active_rows or not self._device.kv_bytes:
@@ -377,15 +384,6 @@ class MtpBatchEngine:
         self._flight = None
         self._seats.close_holes()
         self._device.release()
-
-
-def _default_policy(geometry: Geometry, head: Head | None) -> DepthPolicy:
-    if geometry.depth == 0:
-        return FixedDepth(0)
-    costs = assumed_costs(rows=geometry.decode_batch_max, depth=geometry.depth)
-    if head is None:
-        return AdaptiveDepth(geometry.depth, costs)
-    return AdaptiveDepth(geometry.depth, costs, assumed_draft_shares(), head.max_depth)
 
 
 def _differences(times: list[float]) -> list[float]:

@@ -220,7 +220,13 @@ def test_row_bytes_are_at_least_what_a_row_takes(loaded: LoadedModel, head: Atta
 def test_step_that_raises_leaves_an_engine_that_says_it_is_dead(loaded: LoadedModel) -> None:
     class Broken(Scheduled):
         def choose(
-            self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, width: int = 0, is_first: bool = False
+            self,
+            rows: Sequence[Odds],
+            found: Sequence[bool] | None = None,
+            *,
+            width: int = 0,
+            keys: int | None = None,
+            is_first: bool = False,
         ) -> Drafting:
             raise RuntimeError("no such device")
 
@@ -254,7 +260,13 @@ def test_row_that_is_not_to_draft_by_lookup_drafts_from_the_head(
 ) -> None:
     class Decided(Scheduled):
         def choose(
-            self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, width: int = 0, is_first: bool = False
+            self,
+            rows: Sequence[Odds],
+            found: Sequence[bool] | None = None,
+            *,
+            width: int = 0,
+            keys: int | None = None,
+            is_first: bool = False,
         ) -> Drafting:
             known = found if found is not None else [True] * len(rows)
             return Drafting(1, 1, tuple(has and trusts_lookup for has in known))
@@ -314,12 +326,18 @@ def test_cycles_in_turn_are_timed_from_building_to_reading_whatever_comes_betwee
         costs: list[float] = []
 
         def choose(
-            self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, width: int = 0, is_first: bool = False
+            self,
+            rows: Sequence[Odds],
+            found: Sequence[bool] | None = None,
+            *,
+            width: int = 0,
+            keys: int | None = None,
+            is_first: bool = False,
         ) -> Drafting:
             self.now_s += 1.0  # as long as it takes to build a cycle; nobody waits for it to end
             return super().choose(rows, found)
 
-        def see_cost(self, rows: int, depth: int, cost: float, *, head_depth: int) -> None:
+        def see_cost(self, rows: int, depth: int, cost: float, *, head_depth: int, keys: int | None = None) -> None:
             self.costs.append(cost)
 
         def pause(self, step: int) -> None:

@@ -109,6 +109,18 @@ def test_quantisation_is_told(tmp_path: Path) -> None:
     assert found.modes[-1].reason == ""
 
 
+def test_head_under_bare_names_beside_the_trunk_is_told_and_not_counted_as_the_trunks(tmp_path: Path) -> None:
+    made = tiny(DENSE)
+    plain = look(write(tmp_path / "plain", made, made.trunk_weights, {}))
+
+    found = look(
+        write(tmp_path / "m", made, made.trunk_weights, {"model-mtp.safetensors": less_one(made.head_weights)})
+    )
+
+    assert (found.head.is_usable, found.head.tensors) == (True, len(made.head_weights))
+    assert found.weight_bytes == plain.weight_bytes
+
+
 def test_mimo_is_told_with_its_head(tmp_path: Path) -> None:
     made = tiny(MIMO)
     head = {name.removeprefix("layer."): array for name, array in made.head_weights.items()}
