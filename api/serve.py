@@ -13,6 +13,7 @@ from litestar import Litestar
 
 from api.app import create_app
 from api.config import ApiConfig
+from api.descriptors import allow_many_connections
 from api.services import Services
 from broker.connection import check_eviction, connect
 from broker.errors import BrokerUnavailableError
@@ -68,6 +69,7 @@ async def run_api(config: ApiConfig, *, on_ready: Callable[[str], None] | None =
         BrokerConfigError: Redis refuses the password, or may evict accepted requests.
     """
     app = create_app(config)
+    allow_many_connections()
     await _check_redis(config.redis_url)
     server = _Server(
         uvicorn.Config(
