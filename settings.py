@@ -101,6 +101,9 @@ class Settings:
     drain_notice_s: float = option(
         0.0, "How long after SIGTERM health says draining before connections are refused; for a balancer.", API,
         minimum=0, maximum=600)
+    redis_connections: int = option(
+        32, "Connections to Redis that an API process's calls share; more calls wait their turn.", API,
+        minimum=1, maximum=1000)
     registry_age_s: float = option(
         1.0, "How old the API's picture of models and lanes may be.", API, minimum=0, maximum=60)
 

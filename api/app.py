@@ -66,7 +66,7 @@ HANDLERS = [
 async def open_redis(config: ApiConfig) -> Backend:
     """Raises: BrokerUnavailableError."""
     bounds = Bounds(config.queue_requests_max, config.queue_tokens_max)
-    return RedisBackend(await Client.open(config.redis_url, bounds=bounds))
+    return RedisBackend(await Client.open(config.redis_url, bounds=bounds, connections=config.redis_connections))
 
 
 def create_app(config: ApiConfig, *, open_backend: OpenBackend = open_redis) -> Application:

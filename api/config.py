@@ -55,6 +55,8 @@ class ApiConfig:
     """How long open streams may go on after SIGTERM."""
     drain_notice_s: float = 0.0
     """How long after SIGTERM requests are still taken while health says that none should come; for a balancer."""
+    redis_connections: int = 32
+    """Connections to Redis that calls share; more calls wait their turn."""
     registry_age_s: float = 1.0
     """How old the picture of models and lanes may be."""
     lease_s: float = 5.0
@@ -65,6 +67,7 @@ class ApiConfig:
     def __post_init__(self) -> None:
         _check("port", self.port, allowed="0 to 65535", is_good=0 <= self.port <= 65535)
         _check("keep_alive_s", self.keep_alive_s, allowed="above 0, at most 15", is_good=0 < self.keep_alive_s <= 15)
+        _check("redis_connections", self.redis_connections, allowed="at least 1", is_good=self.redis_connections >= 1)
         _check(
             "body_limit_bytes", self.body_limit_bytes, allowed="at least 1024", is_good=self.body_limit_bytes >= 1024
         )

@@ -13,6 +13,7 @@ from litestar import Litestar
 
 from api.app import create_app
 from api.config import ApiConfig
+from api.descriptors import allow_many_connections
 from api.http.protocol import bounded_protocol
 from api.services import Services
 from broker.entrance import enter
@@ -68,6 +69,7 @@ async def run_api(config: ApiConfig, *, on_ready: Callable[[str], None] | None =
         BrokerConfigError: see `broker.entrance.enter`.
     """
     app = create_app(config)
+    allow_many_connections()
     if not await enter(config.redis_url, who="the API"):
         return
     server = _Server(

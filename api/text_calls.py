@@ -20,8 +20,8 @@ from api.formats import ChatFormat, CompletionFormat, Format, sum_usage
 from api.intake import Job, Work
 from api.schemas import Chat, Completion, Usage
 from api.text import TextRules
-from broker.client import Handle
 from broker.errors import WireError
+from broker.handle import Handle
 from broker.wire import Cause, Request, Ticket
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions"]

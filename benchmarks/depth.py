@@ -1,7 +1,7 @@
 """What a round of the former costs by the number of requests that wait, and what one of them takes of Redis' memory.
 
-`python -m benchmarks.depth [--quick] [--json]`. A `redis-server` of its own, requests accepted through pipelined
-scripts, and one former driven round by round: an idle fleet's round (no free row), and one that forms a cohort.
+`python -m benchmarks.depth [--quick] [--json]`. A server of its own, requests accepted many at once, and one
+former driven round by round: an idle fleet's round (no free row), and one that forms a cohort.
 """
 
 from __future__ import annotations

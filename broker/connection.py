@@ -10,26 +10,30 @@ import asyncio
 import contextlib
 import os
 import re
+import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, cast
 
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.exceptions import RedisError
 
 from broker.errors import BrokerConfigError, BrokerUnavailableError
 from broker.meanings import as_broker_error
+from broker.pool import WaitingPool
 
 CONNECT_TIMEOUT_S = 1.0
 COMMAND_TIMEOUT_S = 5.0
 CONNECTIONS_MAX = 32
+VANISHED_S = 30
+PROBES = 3
 _TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _USER_PART = re.compile("(?<=://)([^/?#:]*):[^/?#]*@")
 _SECRET = re.compile("(?<=password=)[^&#]+")
 
 
-def connect(url: str, *, blocking: bool = False) -> Redis:
+def connect(url: str, *, blocking: bool = False, connections: int = CONNECTIONS_MAX) -> Redis:
     """A client for any redis-py URL, replies as bytes; nothing is sent before its first command.
 
     Raises:
@@ -43,14 +47,20 @@ def connect(url: str, *, blocking: bool = False) -> Redis:
         "retry": Retry(NoBackoff(), 0) if blocking else Retry(ExponentialBackoff(cap=0.1, base=0.02), 3),
     }
     if blocking and not url.startswith("unix:"):
-        options["socket_keepalive"] = True  # a peer that vanished must end a read that waits for ever
+        # A peer that vanished must end a read that waits for ever.
+        options |= {"socket_keepalive": True, "socket_keepalive_options": _keepalive_options()}
     with reading_url(url):
-        # Whoever finds all connections busy waits for one; a plain pool would refuse a burst of requests.
-        pool = BlockingConnectionPool.from_url(
-            url, max_connections=CONNECTIONS_MAX, timeout=COMMAND_TIMEOUT_S, **options
-        )
+        pool = WaitingPool.from_url(url, places=connections, **options)
         try_options(pool.connection_class, pool.connection_kwargs)
     return Redis.from_pool(pool)
+
+
+def _keepalive_options() -> dict[int, int]:
+    """A connection whose other end says nothing for `VANISHED_S` ends; the system's own default is two hours."""
+    names = ("TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
+    values = (VANISHED_S // 2, VANISHED_S // (2 * PROBES), PROBES)
+    pairs = zip(names, values, strict=True)
+    return {int(getattr(socket, name)): value for name, value in pairs if hasattr(socket, name)}
 
 
 @contextlib.contextmanager

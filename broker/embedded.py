@@ -217,6 +217,7 @@ def _config_text(layout: Layout, tcp_port: int) -> str:
         "no-appendfsync-on-rewrite": "no",
         "save": "",
         "maxmemory-policy": "noeviction",
+        "hash-max-listpack-value": "1024",  # a request in one piece of memory: 1.4 kB instead of 2.7
         "tcp-keepalive": "60",
     }
     # Several addresses are several words, so `bind` alone goes unquoted.

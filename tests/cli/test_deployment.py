@@ -110,6 +110,7 @@ def test_compose_redis_persists_every_write_and_never_evicts() -> None:
     assert flags["--appendonly"] == "yes"
     assert flags["--appendfsync"] == "always"
     assert flags["--maxmemory-policy"] == "noeviction"
+    assert flags["--hash-max-listpack-value"] == "1024"
     assert "--requirepass" in flags
 
 

@@ -66,6 +66,7 @@ def server(layout: Layout) -> Iterator[Server]:
 
 def test_server_persists_every_write_and_never_evicts(server: Server) -> None:
     wanted = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction", "save": ""}
+    wanted["hash-max-listpack-value"] = "1024"
 
     assert {name: server.client.config_get(name)[name] for name in wanted} == wanted
 

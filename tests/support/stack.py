@@ -226,6 +226,7 @@ def redis_command(folder: Path, unix_socket: Path) -> list[str]:
         binary,
         *("--port", "0", "--unixsocket", str(unix_socket), "--dir", str(folder)),
         *("--appendonly", "yes", "--appendfsync", "always", "--save", "", "--maxmemory-policy", "noeviction"),
+        *("--hash-max-listpack-value", "1024"),
     ]
 
 
