@@ -324,7 +324,7 @@ def _fitting_chunk(
     """The largest of a few sizes that keeps within the limit; the smallest where time runs out."""
     sizes = [size for size in _CHUNKS if size <= geometry.prefill_chunk_tokens] or [geometry.prefill_chunk_tokens]
     for size in reversed(sizes):
-        times = []
+        times: list[float] = []
         while clock() <= deadline and len(times) < _CHUNK_REPEATS:
             times.append(_time_chunk(trunk, size, clock=clock))
             yield
