@@ -185,6 +185,9 @@ class ArBatchEngine:
             self._is_dead = True
             raise EngineDeadError(f"a decoding step failed: {error}") from error
 
+    def idle(self) -> bool:
+        return False
+
     def snapshot(self) -> Mapping[str, Any]:
         return {
             "mode": "ar_batch",

@@ -221,6 +221,12 @@ class Engine(Protocol):
             EngineDeadError: the engine can no longer be used.
         """
 
+    def idle(self) -> bool:
+        """Do one short piece of work that waits for a time without rows; returns whether any is left, now or later.
+
+        Call it only while nothing is active. A row that comes meanwhile waits for that piece.
+        """
+
     def snapshot(self) -> Mapping[str, Any]:
         """Counters and state, as plain JSON values; safe to call between steps."""
 

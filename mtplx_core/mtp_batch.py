@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -26,6 +26,7 @@ from mtplx_core.heads.base import Head
 from mtplx_core.isolation import inside_mtp_lane
 from mtplx_core.loader import LoadedModel
 from mtplx_core.logprobs import row_logprobs
+from mtplx_core.mtp.idle_work import IdleWork, no_idle_work
 from mtplx_core.rows import check_place, check_row, row_end, with_end_tokens
 from mtplx_core.seats import Seat, Seats
 from mtplx_core.sidelines import Sidelines
@@ -58,6 +59,8 @@ class MtpOptions:
     overlaps: bool | None = None
     """Whether the next cycle is built while one runs; None: on a GPU."""
     clock: Callable[[], float] = time.perf_counter
+    idle_work: IdleWork = field(default_factory=no_idle_work)
+    """What is done while there are no rows."""
 
 
 class MtpBatchEngine:
@@ -126,6 +129,7 @@ class MtpBatchEngine:
         if reason := row_end(row, row.committed, eos_token_ids=self._loaded.eos_token_ids):
             self._already_ended.append(RowEnd(row.row_id, reason))
             return
+        self._options.idle_work.interrupt()
         row = with_end_tokens(row, eos_token_ids=self._loaded.eos_token_ids)
         self._sidelines.line_up(self._feeder.prefill_of(row))
 
@@ -160,6 +164,9 @@ class MtpBatchEngine:
         except Exception as error:
             self._is_dead = True
             raise EngineDeadError(f"a decoding step failed: {error}") from error
+
+    def idle(self) -> bool:
+        return not self.active_rows and not self._sidelines.paused and self._options.idle_work.step()
 
     def snapshot(self) -> Mapping[str, Any]:
         return {
@@ -381,6 +388,7 @@ class MtpBatchEngine:
     def _free_if_empty(self) -> None:
         if self.active_rows or not self._device.kv_bytes:
             return
+        self._options.idle_work.interrupt()
         self._flight = None
         self._seats.close_holes()
         self._device.release()

@@ -170,6 +170,9 @@ class ScriptedEngine:
         self._steps += 1
         return StepResult(tuple(tokens), tuple(ends), tuple(progress.report for progress in prefill))
 
+    def idle(self) -> bool:
+        return False
+
     def snapshot(self) -> Mapping[str, Any]:
         return {
             "mode": "scripted",

@@ -119,6 +119,9 @@ class SerialEngine:
             self._is_dead = True
             raise EngineDeadError(f"a decoding step failed: {error}") from error
 
+    def idle(self) -> bool:
+        return False
+
     def snapshot(self) -> Mapping[str, Any]:
         return {
             "mode": "serial",
