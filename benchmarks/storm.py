@@ -1,4 +1,4 @@
-"""What crowds of clients do to the API: leavers, idle streams, and sixteen times as many clients as rows.
+"""What crowds of clients do to the API: leavers, idle streams, bursts, and sixteen times as many clients as rows.
 
 `python -m benchmarks.storm [--quick] [--json]`. Real processes on the scripted engine, so that only the system's own
 costs show.
@@ -17,6 +17,7 @@ import click
 import httpx
 import psutil
 
+from api.descriptors import allow_many_connections as raise_file_limit
 from benchmarks.ratios import report
 from tests.support.stack import Stack
 from tests.support.told import Told, body_of, listen
@@ -29,11 +30,12 @@ EXACT = "b1-exact"
 @click.option("--quick", is_flag=True, help="A quarter of the clients.")
 @click.option("--json", "as_json", is_flag=True)
 def main(*, quick: bool, as_json: bool) -> None:
-    """Measure all three crowds."""
+    """Measure all four crowds."""
     share = 4 if quick else 1
     result = {
         "leavers": asyncio.run(measure_leavers(160 // share, 200 // share)),
         "idle": asyncio.run(measure_idle(1000 // share)),
+        "burst": asyncio.run(measure_burst(2000 // share)),
         "overload": asyncio.run(measure_overload(128 // share)),
     }
     report([f"{crowd}: {figures}" for crowd, figures in result.items()], result, as_json=as_json)
@@ -87,6 +89,44 @@ async def measure_idle(streams: int) -> dict[str, Any]:
         "api_cpu_percent": round(cpu_percent, 1),
         "api_kb_per_stream": round((rss_after - rss_before) / streams / 1024, 1),
     }
+
+
+async def measure_burst(streams: int) -> dict[str, Any]:
+    """Streams that all begin at once: how they end, what they take of the API process, and how fast it is meanwhile."""
+    raise_file_limit()
+    async with _stack(("--decode-batch-max", "64")) as stack:
+        api = psutil.Process(stack.processes["api-0"].pid)
+        rss_before, most_rss, most_files = api.memory_info().rss, 0, 0
+        headers_s: list[float] = []
+        ends: Counter[str] = Counter()
+        started_s = time.monotonic()
+        async with httpx.AsyncClient(verify=False, base_url=stack.url, timeout=600, limits=_limits()) as http:
+            crowd = asyncio.gather(*(_burst_stream(http, f"burst {i}", ends, headers_s) for i in range(streams)))
+            while not crowd.done():
+                await asyncio.wait([crowd], timeout=0.5)
+                most_rss = max(most_rss, api.memory_info().rss)
+                most_files = max(most_files, api.num_fds())
+            await crowd
+    return {
+        "streams": streams,
+        "ends": dict(ends),
+        "all_done_s": round(time.monotonic() - started_s, 2),
+        "headers_ms": _spread_ms(headers_s),
+        "api_kb_per_stream": round((most_rss - rss_before) / streams / 1024, 1),
+        "api_files": most_files,
+    }
+
+
+async def _burst_stream(http: httpx.AsyncClient, text: str, ends: Counter[str], headers_s: list[float]) -> None:
+    asked_s, seen = time.monotonic(), ""
+    try:
+        async with http.stream("POST", "/v1/completions", json=body_of(text, 8, stream=True)) as response:
+            headers_s.append(time.monotonic() - asked_s)
+            async for line in response.aiter_lines():
+                seen = line or seen
+            ends["done" if seen == "data: [DONE]" else f"status {response.status_code}: {seen[:60]}"] += 1
+    except httpx.TransportError as error:
+        ends[type(error).__name__] += 1
 
 
 async def measure_overload(clients: int) -> dict[str, Any]:

@@ -51,6 +51,8 @@ ATTACHED_POLL_S = 0.25
 """How often the log is read of a request whose messages go to another listener."""
 BEAT_S = 0.2
 """Often enough for a lease of a second: whoever is late by a whole lease loses its requests."""
+IDLE_BEAT_S = 0.4
+"""While nothing is open there are no requests to lose; still twice within a lease of a second."""
 BEAT_WITHIN_S = 1.0
 """A heartbeat that takes longer is tried again over another connection. By then a Redis that answers nobody has been
 noticed."""
@@ -67,7 +69,8 @@ class Client:
         self.registry = Registry(commands)
         self._subscriber = subscriber
         self._pulse = pulse
-        self._heart_scripts = Scripts(pulse)  # a burst of requests must not make its process look dead
+        # A burst of requests must not make its process look dead.
+        self._heart_scripts = self.scripts if pulse is commands else Scripts(pulse)
         self._bounds = bounds
         self._silence_s = silence_s
         self._hub = ReplyHub(subscriber, keys.reply(self.id), on_restored=self.cancel_orphans)
@@ -261,7 +264,7 @@ class Client:
         """Through trouble of every kind: without heartbeats this process would be dead to all others."""
         troubles: set[str] = set()
         while True:
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(BEAT_S if self.open_requests else IDLE_BEAT_S)
             try:
                 async with answered_within(BEAT_WITHIN_S):
                     await self.beat()
@@ -275,12 +278,11 @@ class Client:
 
     async def _note_silence(self) -> None:
         loop = asyncio.get_running_loop()
-        looked_s = loop.time()
         while True:
+            await self._silence.wait_for_question()
+            looked_s = loop.time()
             await asyncio.sleep(TICK_S)
-            now_s = loop.time()
-            self._silence.tick(now_s - looked_s)
-            looked_s = now_s
+            self._silence.tick(loop.time() - looked_s)
 
     async def beat(self) -> None:
         """Say that this process lives; register anew if it was declared dead."""

@@ -196,7 +196,9 @@ class Former:
         if self.is_behind:
             return 0.0
         if self._held_until_ms is None:
-            return self._config.tick_s
+            # Where nothing waits, whatever changes that wakes the former; the next heartbeat is all there is to do.
+            until_beat_s = 0.0 if len(self._line) else self._next_beat_s - self._monotonic()
+            return max(self._config.tick_s, until_beat_s)
         return min(self._config.tick_s, max(self._held_until_ms - self._line.now_ms, 1) / 1000)
 
     def _start_anew(self) -> float:
