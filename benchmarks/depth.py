@@ -92,7 +92,7 @@ async def _rounds(former: Former, client: Redis, *, frees_row: bool = False) -> 
     spent_s, commands, traffic = 0.0, 0, 0
     for _ in range(ROUNDS):
         if frees_row:
-            await client.hset(keys.daemon("w1"), "free", 1)  # type: ignore[misc]  # redis-py: sync or async
+            await client.hset(keys.daemon("w1"), "free", 1)
         first = await _counters(client)
         started_s = time.process_time()
         sent = await former.form()

@@ -132,9 +132,9 @@ async def test_what_is_seen_of_a_line_is_always_the_front_of_it(client: Redis, w
             await take(client, request_id)
             waiting_line.drop(waiting_line.find([request_id]))
             next(ids for ids in unserved.values() if request_id in ids).remove(request_id)
-        if (ticket := next(later, None)) is not None:
-            await accept(client, ticket)
-            unserved[ticket.key_id, ticket.max_tokens].append(ticket.id)
+        if (late := next(later, None)) is not None:
+            await accept(client, late)
+            unserved[late.key_id, late.max_tokens].append(late.id)
 
     assert next(later, None) is None
 
