@@ -159,7 +159,7 @@ class BatchWorker(SimpleWorker):
         if isinstance(exc_info[1], ForeignJobError):
             logger.error("refused to run what lies in the queue of batches: %s", exc_info[1])
             return
-        super().handle_exception(job, *exc_info)  # type: ignore[no-untyped-call]  # rq annotates in part
+        super().handle_exception(job, *exc_info)
 
     def run_maintenance_tasks(self) -> None:
         super().run_maintenance_tasks()  # type: ignore[no-untyped-call]  # rq annotates in part

@@ -49,7 +49,7 @@ class Waiting:
         )
 
     def _start(self, who: str, words: tuple[str, ...]) -> subprocess.Popen[bytes]:
-        more = ("--port", str(free_port())) if words == ("api",) else ()
+        more: tuple[str, ...] = ("--port", str(free_port())) if words == ("api",) else ()
         more += ("--file-store", str(self.folder / "files")) if words[0] in ("api", "batch-worker") else ()
         command = [sys.executable, "-m", "mtplx", *words, *more, "--redis", self.url]
         return self._run(command, self.folder / f"{who}.log")
