@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import redis
@@ -66,7 +67,6 @@ def server(layout: Layout) -> Iterator[Server]:
 
 def test_server_persists_every_write_and_never_evicts(server: Server) -> None:
     wanted = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction", "save": ""}
-    wanted["hash-max-listpack-value"] = "1024"
 
     assert {name: server.client.config_get(name)[name] for name in wanted} == wanted
 
@@ -268,7 +268,7 @@ def test_server_is_reached_by_its_url_in_a_directory_of_any_name(tmp_path: Path,
 )
 def test_server_lets_no_holder_of_its_password_write_files_or_load_code(server: Server, words: tuple[str, ...]) -> None:
     with pytest.raises(redis.ResponseError, match="not allowed|protected"):
-        server.client.execute_command(*words)  # type: ignore[no-untyped-call]  # redis-py annotates in part
+        cast("Any", server.client).execute_command(*words)
 
 
 def test_server_is_reached_over_tcp_when_shared(layout: Layout, unused_tcp_port: int) -> None:

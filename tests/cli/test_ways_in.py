@@ -15,6 +15,8 @@ import pytest
 
 import mtplx
 from broker.connection import connect
+from broker.errors import BrokerUnavailableError
+from broker.former import Former, FormerConfig
 from broker.rights import acl_rules, missing_rights
 from supervisor import EXIT_CONFIG
 from tests.support.redis_servers import ChildServer, child_server
@@ -210,3 +212,22 @@ def named_by(url: str) -> set[str]:
             await client.aclose()
 
     return asyncio.run(ask())
+
+
+async def test_former_that_has_worked_waits_while_a_right_is_taken_away(user_server: ChildServer) -> None:
+    with connection(user_server.url) as admin:
+        admin.execute_command("ACL", "SETUSER", "working", "reset", "on", ">pw", *RULES)
+        url = user_server.url.replace("unix://", "unix://working:pw@")
+        commands, blocking = connect(url), connect(url, blocking=True)
+        former = Former(FormerConfig(redis_url=url), commands=commands, blocking=blocking)
+        await former.step()
+
+        admin.execute_command("ACL", "SETUSER", "working", "-smembers")
+        with pytest.raises(BrokerUnavailableError, match=r"ACL SETUSER NAME \+smembers"):
+            await former.step()
+        admin.execute_command("ACL", "SETUSER", "working", "+smembers")
+
+        await former.step()
+        assert former.is_working
+        await commands.aclose()
+        await blocking.aclose()
