@@ -20,6 +20,7 @@ from redis.exceptions import (
     AuthenticationError,
     ClusterDownError,
     ConnectionError,
+    NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
@@ -82,7 +83,7 @@ def translated() -> Iterator[None]:
         yield
     except AuthenticationError as error:
         raise BrokerConfigError(f"Redis refused the password: {error}") from error
-    except (ConnectionError, RedisTimeoutError, OutOfMemoryError, OSError) as error:
+    except (ConnectionError, RedisTimeoutError, OutOfMemoryError, NoPermissionError, OSError) as error:
         raise BrokerUnavailableError(f"Redis cannot be used: {error or type(error).__name__}") from error
     except RedisError as error:
         if not is_passing(error):

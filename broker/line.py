@@ -124,7 +124,7 @@ class Line:
 
     def overdue(self) -> list[Entry]:
         """Entries whose deadline has passed, a bounded number; each is returned until it is dropped."""
-        found = []
+        found: list[Entry] = []
         while self._deadlines and self._deadlines[0][0] <= self.now_ms and len(found) < OVERDUE_MAX:
             _, key = heapq.heappop(self._deadlines)
             if key in self._entries:

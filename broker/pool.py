@@ -26,7 +26,7 @@ class WaitingPool(ConnectionPool):
         """A connected connection, once there is a place."""
         await self._places.acquire()
         try:
-            connection = await super().get_connection()
+            connection: AbstractConnection = await super().get_connection()
         except BaseException:
             self._places.release()
             raise

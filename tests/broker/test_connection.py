@@ -46,6 +46,7 @@ def test_failure_of_redis_is_translated(error: Exception) -> None:
         "BUSY Redis is busy running a script.",
         "NOREPLICAS Not enough good replicas to write.",
         "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
+        "NOPERM this user has no permissions to run the 'evalsha' command",
         "ERR Error running script (call to f_a): @user_script:1: -READONLY You can't write against a replica.",
     ],
     ids=lambda reply: reply.split()[0],
@@ -57,7 +58,7 @@ def test_reply_that_redis_cannot_work_now_is_translated(reply: str) -> None:
         raise error
 
 
-@pytest.mark.parametrize("reply", ["BUSYKEY Target key name already exists.", "NOPERM this user has no permissions"])
+@pytest.mark.parametrize("reply", ["BUSYKEY Target key name already exists.", "WRONGTYPE another kind of value"])
 def test_reply_of_another_kind_is_not_translated(reply: str) -> None:
     error = as_read(reply)
 
