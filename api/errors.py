@@ -134,7 +134,7 @@ _FAILED_STATUS = {
     "row_rejected": 400,
     "bad_request": 400,
     "context_length_exceeded": 400,
-    "deadline": 504,
+    "deadline_exceeded": 504,
 }
 
 

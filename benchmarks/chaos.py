@@ -88,7 +88,7 @@ async def run_chaos(*, seconds: float, seed: int, pause_s: float = 2.0, at_once:
     lease = ("--lease-s", str(LEASE_S))
     script = ("--engine", "scripted", "--script-step-s", "0.01", "--script-crash-text", POISON)
     stack.arguments = {"redis": (), "former": (*through_proxy, *lease)}
-    stack.arguments["api"] = (*through_proxy, "--retention-s", str(RETENTION_S))
+    stack.arguments["api"] = (*through_proxy, "--retention-s", str(RETENTION_S), "--redis-connections", "3")
     stack.arguments["worker"] = (*through_proxy, *lease, *script, "--grace-s", "3")
     phase = Phase()
     try:

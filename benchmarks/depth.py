@@ -1,7 +1,7 @@
 """What a round of the former costs by the number of requests that wait, and what one of them takes of Redis' memory.
 
-`python -m benchmarks.depth [--quick] [--json]`. A server of its own, requests accepted many at once, and one
-former driven round by round: an idle fleet's round (no free row), and one that forms a cohort.
+`python -m benchmarks.depth [--quick] [--json]`. A server of its own, requests accepted through pipelined scripts, and
+one former driven round by round: an idle fleet's round (no free row), and one that forms a cohort.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.ratios import report
 from broker import keys
 from broker.connection import connect
 from broker.former import Former, FormerConfig
-from broker.scripts import Bounds, Registration, Scripts, Submission
+from broker.scripts import Bounds, Registration, Scripts, Submission, accept_call, source
 from broker.wire import Lane, Request, Ticket, encode, new_id, pack_tokens, seed_of
 from tests.support.stack import answers, redis_process, wait_until
 
@@ -73,7 +73,7 @@ async def _measure(client: Redis, depths: tuple[int, ...]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     waiting, before = 0, await _memory(client)
     for depth in depths:
-        await _fill(scripts, depth - waiting)
+        await _fill(client, depth - waiting)
         read_s = await _read_everything(former)
         memory = await _memory(client)
         idle = await _rounds(former, client)
@@ -112,11 +112,14 @@ async def _read_everything(former: Former) -> float:
     return time.process_time() - started_s
 
 
-async def _fill(scripts: Scripts, count: int) -> None:
+async def _fill(client: Redis, count: int) -> None:
+    sha = await client.script_load(source("accept"))
     for start in range(0, count, AT_ONCE):
-        await asyncio.gather(
-            *(scripts.accept(_submission(), BOUNDS) for _ in range(start, min(start + AT_ONCE, count)))
-        )
+        pipe = client.pipeline(transaction=False)
+        for _ in range(start, min(start + AT_ONCE, count)):
+            script_keys, args = accept_call(_submission(), BOUNDS)
+            pipe.evalsha(sha, len(script_keys), *script_keys, *args)
+        await pipe.execute()
 
 
 def _submission() -> Submission:

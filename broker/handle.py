@@ -163,7 +163,7 @@ class Handle:
             self._inbox.demand_repair()
 
     def _given_up(self) -> Failed:
-        return Failed(self.request_id, "deadline", "the deadline has passed and nothing was heard of the request")
+        return Failed(self.request_id, "deadline_exceeded", "the deadline has passed and nothing was heard since")
 
 
 def tokens_of(event: Tokens) -> tuple[int, ...]:

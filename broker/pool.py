@@ -24,9 +24,10 @@ class WaitingPool(ConnectionPool):
 
     async def get_connection(self, command_name: str | None = None, *keys: Any, **options: Any) -> AbstractConnection:
         """A connected connection, once there is a place."""
+        untyped: Any = super()
         await self._places.acquire()
         try:
-            connection: AbstractConnection = await super().get_connection()  # type: ignore[no-untyped-call]  # redis-py annotates in part
+            connection: AbstractConnection = await untyped.get_connection()
         except BaseException:
             self._places.release()
             raise

@@ -158,21 +158,8 @@ class Scripts:
             QuotaError: the API key has used up what it may have.
             ConflictError: the id or the idempotency key is taken by another request.
         """
-        request, ticket, idempotency = submission.request, submission.ticket, submission.idempotency
-        ticket = structs.replace(ticket, min_wire=max(ticket.min_wire, request.min_wire))
-        seed = seed_of(request.id) if submission.seed is None else submission.seed
-        listener = submission.reply.rpartition(":")[2]
-        reply = await self._run(
-            "accept",
-            [keys.state(request.id), keys.wait(ticket.priority), keys.ORDINAL, keys.LOAD, keys.bucket(ticket.key_id)]
-            + [keys.idempotency(ticket.key_id, idempotency.digest if idempotency else "")]
-            + [keys.listening(listener), keys.LIVE],
-            [request.id, encode(request), encode(ticket), digest(submission), f"{seed:016x}", ticket.priority]
-            + [ticket.key_id, ticket.cost_tokens, submission.reply, submission.timeout_ms, submission.retain_ms]
-            + [*bounds, keys.WAKE, ticket.prompt_tokens, *submission.quota]
-            + [idempotency.keep_ms if idempotency else 0],
-        )
-        return _accepted(reply, request.id)
+        reply = await self._run("accept", *accept_call(submission, bounds))
+        return _accepted(reply, submission.request.id)
 
     async def form(
         self,
@@ -335,6 +322,24 @@ def source(name: str) -> str:
     """The text of a script as it is sent: the shared prelude, then its own file."""
     folder = files("broker") / "lua"
     return (folder / "prelude.lua").read_text() + "\n" + (folder / f"{name}.lua").read_text()
+
+
+def accept_call(submission: Submission, bounds: Bounds) -> tuple[list[str], list[Any]]:
+    """KEYS and ARGV of ACCEPT."""
+    request, ticket, idempotency = submission.request, submission.ticket, submission.idempotency
+    ticket = structs.replace(ticket, min_wire=max(ticket.min_wire, request.min_wire))
+    seed = seed_of(request.id) if submission.seed is None else submission.seed
+    listener = submission.reply.rpartition(":")[2]
+    script_keys = [keys.state(request.id), keys.wait(ticket.priority), keys.ORDINAL, keys.LOAD]
+    script_keys += [
+        keys.bucket(ticket.key_id),
+        keys.idempotency(ticket.key_id, idempotency.digest if idempotency else ""),
+    ]
+    script_keys += [keys.listening(listener), keys.LIVE]
+    args: list[Any] = [request.id, encode(request), encode(ticket), digest(submission), f"{seed:016x}", ticket.priority]
+    args += [ticket.key_id, ticket.cost_tokens, submission.reply, submission.timeout_ms, submission.retain_ms]
+    args += [*bounds, keys.WAKE, ticket.prompt_tokens, *submission.quota, idempotency.keep_ms if idempotency else 0]
+    return script_keys, args
 
 
 def digest(submission: Submission) -> str:

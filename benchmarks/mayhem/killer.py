@@ -14,9 +14,11 @@ from benchmarks.mayhem.ledger import Ledger
 from benchmarks.mayhem.proxy import Proxy
 from benchmarks.mayhem.traffic import Town
 from broker import tasks
-from tests.support.stack import Stack
+from tests.support.stack import Stack, answers, connection, wait_until
 
 LEASE_S = 2.0
+PAUSE_MAX_MS = 400
+"""Shorter than a Redis is silent before it is taken for away."""
 FORGIVE_S = 2.0
 """How long after a broken process answers again its clients' broken connections are excused."""
 
@@ -53,6 +55,11 @@ class Killer:
                 self._kill_redis,
                 self._cut,
                 self._lose_messages,
+                lambda: self._kill_clients("normal"),
+                lambda: self._kill_clients("pubsub"),
+                self._flush_scripts,
+                self._exhaust_pools,
+                self._deny,
                 lambda: self._kill("worker"),
             ]
             self._random.shuffle(self._deck)
@@ -103,6 +110,40 @@ class Killer:
         self._ledger.tell("lose messages")
         self._ledger.kills["lost messages"] += 1
         self._proxy.lose_last_messages(2)
+
+    async def _kill_clients(self, kind: str) -> None:
+        self._ledger.tell(f"CLIENT KILL TYPE {kind}")
+        self._ledger.kills[f"{kind} clients"] += 1
+        await asyncio.to_thread(self._command, "CLIENT", "KILL", "TYPE", kind)
+
+    async def _flush_scripts(self) -> None:
+        self._ledger.tell("SCRIPT FLUSH")
+        self._ledger.kills["flushed scripts"] += 1
+        await asyncio.to_thread(self._command, "SCRIPT", "FLUSH")
+
+    async def _exhaust_pools(self) -> None:
+        """Every connection has a command under way that is not answered, and callers queue behind them."""
+        for_ms = self._random.randint(100, PAUSE_MAX_MS)
+        self._ledger.tell(f"CLIENT PAUSE for {for_ms} ms")
+        self._ledger.kills["exhausted pools"] += 1
+        await asyncio.to_thread(self._command, "CLIENT", "PAUSE", str(for_ms), "ALL")
+        await asyncio.sleep(for_ms / 1000)
+
+    async def _deny(self) -> None:
+        """Take the right to run scripts away for a moment that is shorter than a lease."""
+        self._ledger.tell("take rights away")
+        self._ledger.kills["denied rights"] += 1
+        try:
+            await asyncio.to_thread(self._command, "ACL", "SETUSER", "default", "-evalsha", "-eval")
+            await asyncio.sleep(self._random.uniform(0.2, 0.5) * LEASE_S)
+        finally:
+            await asyncio.to_thread(self._command, "ACL", "SETUSER", "default", "+@all")
+            self._ledger.tell("give rights back")
+
+    def _command(self, *words: str) -> None:
+        wait_until(lambda: answers(self._stack.redis_url), "redis answers", timeout_s=30)
+        with connection(self._stack.redis_url) as redis:
+            redis.execute_command(*words)
 
     async def _wait_for_end(self, name: str) -> None:
         for _ in range(200):

@@ -318,4 +318,4 @@ async def test_reader_hears_of_a_running_request_long_past_its_deadline_as_an_er
     [end] = [event async for event in handle.events()]
 
     assert isinstance(end, Failed)
-    assert end.code == "deadline"
+    assert end.code == "deadline_exceeded"

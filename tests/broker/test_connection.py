@@ -47,6 +47,7 @@ def test_failure_of_redis_is_translated(error: Exception) -> None:
         "BUSY Redis is busy running a script.",
         "NOREPLICAS Not enough good replicas to write.",
         "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
+        "NOPERM this user has no permissions to run the 'evalsha' command",
         "ERR Error running script (call to f_a): @user_script:1: -READONLY You can't write against a replica.",
     ],
     ids=lambda reply: reply.split()[0],
