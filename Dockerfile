@@ -18,9 +18,9 @@ COPY mtplx_core mtplx_core
 COPY workers workers
 RUN pip install --no-cache-dir --no-deps .
 
-# The cache is made here, so that a volume mounted on it belongs to its user.
+# Cache and file store are made here, so that volumes mounted on them belong to their user.
 RUN useradd --create-home --uid 10001 mtplx \
-    && install -d -o mtplx -g mtplx /home/mtplx/.cache/mtplx
+    && install -d -o mtplx -g mtplx /home/mtplx/.cache/mtplx /home/mtplx/files
 USER mtplx
 WORKDIR /home/mtplx
 ENTRYPOINT ["mtplx"]

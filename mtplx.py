@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
@@ -21,13 +21,17 @@ from supervisor import EXIT_CONFIG, SupervisorError, end_with_parent
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
-def main() -> NoReturn:
-    """Entry point: run a command; turn errors a person can act on into one line and an exit status."""
-    from broker.errors import BrokerConfigError, BrokerError
+def main(words: Sequence[str] | None = None) -> NoReturn:
+    """Entry point: run a command; turn errors a person can act on into one line and an exit status.
+
+    Args:
+        words: the command line, without the program; that of the process by default.
+    """
+    from broker.errors import BrokerConfigError, BrokerDeniedError, BrokerError
     from mtplx_core.errors import EngineError
 
     try:
-        cli.main(standalone_mode=False)
+        cli.main(words, standalone_mode=False)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except click.ClickException as error:
@@ -35,7 +39,7 @@ def main() -> NoReturn:
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
-    except (configuration.ConfigError, BrokerConfigError) as error:
+    except (configuration.ConfigError, BrokerConfigError, BrokerDeniedError) as error:
         _fail(error, EXIT_CONFIG)
     except EngineError as error:
         _fail(error, EXIT_CONFIG if _is_final(error) else 1)

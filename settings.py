@@ -25,6 +25,7 @@ PresetName = Literal["latency", "agent", "throughput"]
 ProfileName = Literal["balanced", "b1-exact"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 EngineName = Literal["mlx", "scripted"]
+GenerationConfigName = Literal["model", "none"]
 
 UP, API, FORMER, WORKER, FETCH, KEY, LOOK = "up", "api", "former", "worker", "fetch", "key", "look"
 BATCH, ASK = "batch-worker", "ask"
@@ -71,6 +72,13 @@ class Settings:
     api_key: str | None = option(None, "API key to ask with.", ASK, is_secret=True)
     keys_file: Path | None = option(None, "TOML file of hashed API keys; without one no key is asked for.", API, KEY)
     allow_open: bool = option(False, "Serve beyond this machine without keys.", API)
+    allow_host: tuple[str, ...] = option(
+        (), "Name by which a server on loopback without keys is asked too, such as host.docker.internal.", API)
+    allow_origin: tuple[str, ...] = option(
+        (), "Origin whose web pages may use this server, such as https://app.example; * for every one.", API)
+    receive_timeout_s: float = option(
+        30.0, "How long a request's head may take to arrive, and how long its body may pause.", API,
+        minimum=0.1, maximum=3600)
     keep_alive_s: float = option(
         10.0, "Longest silence on a stream before a comment is sent.", API, minimum=0.1, maximum=15)
     body_limit_bytes: int = option(
@@ -93,6 +101,9 @@ class Settings:
     drain_notice_s: float = option(
         0.0, "How long after SIGTERM health says draining before connections are refused; for a balancer.", API,
         minimum=0, maximum=600)
+    redis_connections: int = option(
+        32, "Connections to Redis that an API process's calls share; more calls wait their turn.", API,
+        minimum=1, maximum=1000)
     registry_age_s: float = option(
         1.0, "How old the API's picture of models and lanes may be.", API, minimum=0, maximum=60)
 
@@ -114,6 +125,9 @@ class Settings:
     share_port: int = option(6380, "TCP port of the shared broker.", UP, minimum=1, maximum=65535)
 
     model: str | None = option(None, "Model folder or hub id; the fetched default without one.", WORKER, LOOK)
+    generation_config: GenerationConfigName = option(
+        "model", "What fills in the sampling that a call leaves out: the model's generation_config.json, or nothing.",
+        WORKER)
     scheduler_mode: SchedulerModeName | None = option(
         None, "Engine the lane runs on; by itself mtp_batch where the model allows it, else ar_batch.", WORKER)
     profile: ProfileName = option("balanced", "Numerics: rows together, or each row alone.", WORKER)
@@ -177,6 +191,8 @@ class Settings:
         None, "A prompt that holds this text kills a scripted worker.", WORKER, is_hidden=True)
     script_dead_text: str | None = option(
         None, "A prompt that holds this text makes a scripted engine's step raise.", WORKER, is_hidden=True)
+    script_hold: Path | None = option(
+        None, "No scripted step ends while this file exists.", WORKER, is_hidden=True)
     # fmt: on
 
     def __getitem__(self, name: str) -> object:
@@ -203,7 +219,7 @@ def load(flags: Mapping[str, object], *, environ: Mapping[str, str], directory: 
     given |= {
         name: known[name].parse(raw, source=f"flag {known[name].flag}")
         for name, raw in flags.items()
-        if raw is not None
+        if raw not in (None, ())  # a flag that may be repeated and was not given is an empty tuple
     }
     preset = PRESETS[str(given.get("batching_preset", known["batching_preset"].default))]
     spelled_out = {declared.name: getattr(preset, declared.name) for declared in fields(Preset)}
@@ -223,4 +239,6 @@ def as_environ(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]
 
 
 def _as_text(value: object) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -44,6 +44,8 @@ class ChildSpec:
     """Asked, in a thread, until it says yes; children behind this one start only then."""
     explain: Callable[[], str] | None = None
     """More about why it died, for the message."""
+    is_optional: bool = False
+    """Whether the others do their work without this child: however it dies, it is started again and ends nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ class Child:
         """Start again after every death, until that is hopeless.
 
         Raises:
-            SupervisorError: it died fast too often, or said that its settings are wrong.
+            SupervisorError: it died fast too often, or said that its settings are wrong; never for an optional child.
         """
         while True:
             assert self.process is not None
@@ -99,7 +101,7 @@ class Child:
             # What it started itself must not run on beside its successor: two servers would share one data directory.
             self.kill()
             self.count_death(status)
-            delay_s = self.policy.delay_s(self.fast_deaths)
+            delay_s = self._delay_s(status)
             self.log.warning("%s ended with %s; starting it again in %.1f s", self.spec.name, _named(status), delay_s)
             await asyncio.sleep(delay_s)
             await self.start()
@@ -149,12 +151,18 @@ class Child:
         Raises:
             SupervisorError: starting it again is hopeless.
         """
-        if status == EXIT_CONFIG:
-            raise SupervisorError(self._obituary(status))
         died_fast = self.clock() - self.started_s < self.policy.fast_death_s
         self.fast_deaths = self.fast_deaths + 1 if died_fast else 0
+        if self.spec.is_optional:
+            return
+        if status == EXIT_CONFIG:
+            raise SupervisorError(self._obituary(status))
         if self.fast_deaths >= self.policy.fast_deaths_max:
             raise SupervisorError(f"{self._obituary(status)} It died {self.fast_deaths} times in a row; giving up.")
+
+    def _delay_s(self, status: int) -> float:
+        # Wrong settings last until a person corrects them, perhaps on the server's side.
+        return self.policy.longest_delay_s if status == EXIT_CONFIG else self.policy.delay_s(self.fast_deaths)
 
     def _terminate(self) -> None:
         assert self.process is not None

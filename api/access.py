@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import re
 import secrets
 import tomllib
@@ -22,6 +23,8 @@ from pathlib import Path
 from api.errors import ApiConfigError, InvalidKeyError
 from api.intake import Payer
 from broker.scripts import Quota
+
+logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
@@ -67,6 +70,39 @@ class KeyRing:
         return found
 
 
+class KeysFile(KeyRing):
+    """The keys of a file, read anew when the file changes; a file that cannot be read leaves the keys as they were."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises: ApiConfigError."""
+        self._path = path
+        self._stamp = _stamp(path)
+        super().__init__(_read_keys(path))
+
+    def payer(self, authorization: str | None) -> Payer:
+        if (stamp := _stamp(self._path)) != self._stamp:
+            self._stamp = stamp
+            self._read_anew()
+        return super().payer(authorization)
+
+    def _read_anew(self) -> None:
+        try:
+            self._keys = _read_keys(self._path)
+        except ApiConfigError as error:
+            logger.error("the keys stay as they were: %s", error)
+        else:
+            logger.info("read %d keys from %s", len(self._keys), self._path)
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """What changes when a file is written or replaced; None when it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
 def new_key() -> str:
     """A fresh key, to be shown once."""
     return f"mtplx-{secrets.token_urlsafe(32)}"
@@ -78,22 +114,22 @@ def hash_key(key: str) -> str:
 
 
 def load_keys(path: Path | None) -> KeyRing:
-    """Read a keys file; no path means no keys.
+    """The keys of a file, as it stands at each question; no path means no keys.
 
     Raises:
         ApiConfigError: it cannot be read, or a line of it is wrong.
     """
-    if path is None:
-        return KeyRing(None)
+    return KeyRing(None) if path is None else KeysFile(path)
+
+
+def _read_keys(path: Path) -> Mapping[str, StoredKey]:
     try:
-        tables = tomllib.loads(path.read_text()).get("keys", {})
+        tables = tomllib.loads(path.read_text(encoding="utf-8-sig")).get("keys", {})
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ApiConfigError(f"keys file {path}: {error}; allowed: a TOML file with [keys.NAME] tables") from error
     if not isinstance(tables, dict) or not tables:
         raise ApiConfigError(f"keys file {path}: it names no key; allowed: at least one [keys.NAME] table")
-    return KeyRing(
-        {name: _stored_key(f"keys file {path}: [keys.{name}]", name, table) for name, table in tables.items()}
-    )
+    return {name: _stored_key(f"keys file {path}: [keys.{name}]", name, table) for name, table in tables.items()}
 
 
 def _stored_key(where: str, name: str, table: object) -> StoredKey:

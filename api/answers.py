@@ -28,6 +28,8 @@ class ShownToken(NamedTuple):
     token: int
     logprob: float
     top: Sequence[tuple[int, float]]
+    piece: bytes = b""
+    """What it adds to the text."""
 
 
 class Delta(NamedTuple):
@@ -228,6 +230,8 @@ class _Reader:
     def _fresh_logprobs(self, shown: int) -> Sequence[ShownToken]:
         if not self._has_logprobs:
             return ()
+        pieces = self._text.pieces[self._logprobs_out : shown]
         fresh = self._logprobs[self._logprobs_out : shown]
+        fresh = [token._replace(piece=piece) for token, piece in zip(fresh, pieces, strict=True)]
         self._logprobs_out = max(self._logprobs_out, shown)
         return fresh

@@ -23,6 +23,8 @@ from api.errors import ApiError, from_broker
 from api.files import create_file, delete_file, get_file, get_file_content, list_files
 from api.formats import error_body
 from api.generate import create_chat_completion, create_completion
+from api.http.application import Application
+from api.http.callers import check_page, cors_of
 from api.info import get_health, get_metrics, get_model, list_models
 from api.keyed import Detached
 from api.metrics import Metrics
@@ -64,10 +66,10 @@ HANDLERS = [
 async def open_redis(config: ApiConfig) -> Backend:
     """Raises: BrokerUnavailableError."""
     bounds = Bounds(config.queue_requests_max, config.queue_tokens_max)
-    return RedisBackend(await Client.open(config.redis_url, bounds=bounds))
+    return RedisBackend(await Client.open(config.redis_url, bounds=bounds, connections=config.redis_connections))
 
 
-def create_app(config: ApiConfig, *, open_backend: OpenBackend = open_redis) -> Litestar:
+def create_app(config: ApiConfig, *, open_backend: OpenBackend = open_redis) -> Application:
     """The application; it connects when it starts and closes what it opened when it ends.
 
     Raises:
@@ -104,12 +106,14 @@ def create_app(config: ApiConfig, *, open_backend: OpenBackend = open_redis) -> 
         finally:
             await services.close()
 
-    return Litestar(
+    return Application(
         HANDLERS,
+        guards=[check_page],
+        cors_config=cors_of(config),
         lifespan=[lifespan],
         dependencies=DEPENDENCIES,
         exception_handlers={Exception: answer_error},
-        before_send=[count_response],
+        before_send=[count_response, name_head],
         request_max_body_size=config.body_limit_bytes,
         openapi_config=None,
         logging_config=None,
@@ -121,6 +125,15 @@ async def count_response(message: Message, scope: Scope) -> None:
     if message["type"] == "http.response.start" and scope["type"] == ScopeType.HTTP:
         services: Services = scope["litestar_app"].state.services
         services.metrics.answered(scope["path"], message["status"])
+
+
+async def name_head(message: Message, _: Scope) -> None:
+    """Every GET route takes HEAD too, and an Allow header says so."""
+    if message["type"] == "http.response.start":
+        message["headers"] = [
+            (name, value.replace(b"GET", b"GET, HEAD") if name.lower() == b"allow" else value)
+            for name, value in message["headers"]
+        ]
 
 
 def answer_error(request: HttpRequest, error: Exception) -> Response[bytes]:

@@ -11,6 +11,7 @@ from api.batch_lines import Line
 from api.batch_parts import Result
 from api.errors import ApiError
 from api.formats import error_body
+from api.json_text import encode_json
 from api.patient_calls import Answered, Patience, PatientCall
 from api.text_calls import Endpoint
 from api.text_client import TextClient
@@ -35,15 +36,14 @@ class _ResultLine(msgspec.Struct, frozen=True):
     error: _LineError | None
 
 
-_encoder = msgspec.json.Encoder()
-
-
 class LineCall:
     """Runs one line to its result."""
 
     def __init__(self, text: TextClient, patience: Patience, endpoint: Endpoint, batch_id: str, line: Line) -> None:
         self._batch_id = batch_id
         self._line = line
+        self._is_given_up = False
+        """Whether the batch was cancelled, and its requests with it."""
         self.is_expired = False
         """Whether the batch's window closed before it was answered."""
         self._call = PatientCall(text, patience, endpoint, line.body, call_id=f"{batch_id}-{line.number}")
@@ -60,11 +60,14 @@ class LineCall:
         return self._answered(answered)
 
     async def cancel(self, cause: Cause) -> None:
-        """Have its requests end, if it has any."""
+        """Have its requests end with the batch, if it has any."""
+        self._is_given_up = cause != "deadline"
         await self._call.cancel(cause)
 
     def _answered(self, answered: Answered) -> Result:
         call, whole = answered
+        if "cancelled" in whole.reasons and self._is_given_up:
+            return cancelled_result(self._batch_id, self._line)
         if "cancelled" in whole.reasons:
             return _failed(self._batch_id, self._line, "request_cancelled", "The request was cancelled.")
         if "deadline" in whole.reasons:
@@ -92,10 +95,17 @@ def expired_result(batch_id: str, line: Line) -> Result:
     )
 
 
+def cancelled_result(batch_id: str, line: Line) -> Result:
+    """The result of a line that had no answer when the batch was cancelled."""
+    return _failed(
+        batch_id, line, "batch_cancelled", "This request was not executed, because the batch was cancelled before."
+    )
+
+
 def _failed(batch_id: str, line: Line, code: str, message: str) -> Result:
     return Result(line.number, "error", _encode(batch_id, line, None, _LineError(code, message)))
 
 
 def _encode(batch_id: str, line: Line, response: _Response | None, error: _LineError | None) -> bytes:
     name = f"batch_req_{batch_id.partition('-')[2]}-{line.number}"
-    return _encoder.encode(_ResultLine(name, line.custom_id, response, error)) + b"\n"
+    return encode_json(_ResultLine(name, line.custom_id, response, error)) + b"\n"

@@ -1,15 +1,16 @@
-"""The lines of a batch's input file: read within bounds, checked, and what is wrong with them. Pure but for reading."""
+"""The lines of a batch's input file: checked, and what is wrong with them. `api.bulk.lines` reads them."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import IO, NamedTuple
 
 import msgspec
 
 from api.batch_schemas import BatchError
+from api.bulk.lines import EncodingError, RawLine, read_lines, text_of
 
 ERRORS_KEPT = 100
 """A file that is wrong throughout is described by its first lines."""
@@ -22,13 +23,6 @@ class Line(NamedTuple):
     """From 1, blank lines counted."""
     custom_id: str
     body: bytes
-
-
-class RawLine(NamedTuple):
-    number: int
-    data: bytes
-    is_cut: bool = False
-    """It was longer than allowed; `data` is its beginning."""
 
 
 class LineError(Exception):
@@ -77,30 +71,20 @@ class Verdict:
             self.errors.append(error)
 
 
-def read_lines(file: IO[bytes], *, most_line_bytes: int) -> Iterator[RawLine]:
-    """Lines that are not blank, without their ends; a line that is too long is cut and the rest of it passed over."""
-    number = 0
-    while data := file.readline(most_line_bytes + 1):
-        number += 1
-        is_cut = len(data) > most_line_bytes and not data.endswith(b"\n")
-        part = data
-        while is_cut and part and not part.endswith(b"\n"):
-            part = file.readline(most_line_bytes + 1)
-        if data.strip():
-            yield RawLine(number, data.strip(), is_cut)
-
-
 def parse_line(raw: RawLine, rules: LineRules) -> Line:
     """Raises: LineError."""
     if raw.is_cut:
         message = f"This line is longer than {rules.most_line_bytes} bytes."
         raise LineError("line_too_long", message, line=raw.number)
     try:
+        text_of(raw.data, line=raw.number)
         wire = _wire.decode(raw.data)
         _body.decode(wire.body)
+    except EncodingError as error:
+        raise LineError("invalid_json_line", f"The {error}.", line=raw.number) from error
     except msgspec.ValidationError as error:
         raise LineError("invalid_request", f"This line is no call: {error}.", line=raw.number) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         message = f"This line is not parseable as valid JSON: {error}."
         raise LineError("invalid_json_line", message, line=raw.number) from error
     if wire.method != "POST":
@@ -116,6 +100,18 @@ def parse_line(raw: RawLine, rules: LineRules) -> Line:
 def check_file(file: IO[bytes], rules: LineRules, *, goes_on: Callable[[], bool] = lambda: True) -> Verdict:
     """Look at every line; stops early when `goes_on` says no."""
     verdict = Verdict()
+    try:
+        _check_lines(file, rules, verdict, goes_on)
+    except EncodingError as error:
+        verdict.add(BatchError("invalid_encoding", f"The file cannot be read: {error}."))
+    else:
+        if verdict.total == 0:
+            verdict.add(BatchError("empty_file", "The file has no lines."))
+    return verdict
+
+
+def _check_lines(file: IO[bytes], rules: LineRules, verdict: Verdict, goes_on: Callable[[], bool]) -> None:
+    """Raises: EncodingError."""
     seen: dict[bytes, int] = {}
     for raw in read_lines(file, most_line_bytes=rules.most_line_bytes):
         if not goes_on():
@@ -132,9 +128,6 @@ def check_file(file: IO[bytes], rules: LineRules, *, goes_on: Callable[[], bool]
             continue
         _check_custom_id(line, seen, verdict)
         verdict.models.setdefault(_body.decode(line.body).model, line.number)
-    if verdict.total == 0:
-        verdict.add(BatchError("empty_file", "The file has no lines."))
-    return verdict
 
 
 def _check_custom_id(line: Line, seen: dict[bytes, int], verdict: Verdict) -> None:

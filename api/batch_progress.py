@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import cast
 
-from api.batch_calls import LineCall, expired_result
+from api.batch_calls import LineCall, cancelled_result, expired_result
 from api.batch_lease import BatchLease, LeaseLostError
-from api.batch_lines import Line, LineRules, parse_line, read_lines
+from api.batch_lines import Line, LineRules, parse_line
 from api.batch_parts import Parts, Result, Tally
 from api.batch_schemas import Endpoint
+from api.bulk.lines import read_lines
 from api.file_store import FileStore, content_path
 from api.models import find, serving
 from api.patient_calls import Patience
@@ -85,10 +86,15 @@ class Progress:
             await asyncio.gather(feeder, writer, halted, watch, return_exceptions=True)
 
     async def give_up(self, rules: LineRules) -> None:
-        """The window has closed: an error for every line without an answer. Raises: LeaseLostError."""
+        """Write an error for every line without an answer: the window has closed, or the batch is cancelled.
+
+        Raises:
+            LeaseLostError: the batch is another runner's.
+        """
+        result_of = cancelled_result if self._lease.why == "cancelled" else expired_result
         results: list[Result] = []
         async for lines in self._unanswered(rules):
-            results += [expired_result(self._record.id, line) for line in lines]
+            results += [result_of(self._record.id, line) for line in lines]
             if len(results) >= PART_RESULTS:
                 await self._write(results)
                 results = []

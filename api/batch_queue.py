@@ -5,13 +5,13 @@ from __future__ import annotations
 from redis import Redis
 from rq import Queue, Retry
 from rq.exceptions import DuplicateJobError, NoSuchJobError
-from rq.job import Job, JobStatus
+from rq.job import JobStatus
 from rq.serializers import JSONSerializer
 
-from broker.connection import COMMAND_TIMEOUT_S, CONNECT_TIMEOUT_S, translated
+from api.batch.checked_job import RUN, CheckedJob
+from broker.connection import COMMAND_TIMEOUT_S, CONNECT_TIMEOUT_S, reading_url, translated, try_options
 
 QUEUE = "mtplx-batches"
-RUN = "api.batch_jobs.run_batch"
 RETRIES = 1000
 """A job that is taken up again goes on where it was; so only one that dies at once, over and over, is given up."""
 MARGIN_S = 3600
@@ -20,8 +20,13 @@ KEEP_S = 7 * 24 * 3600
 
 
 def connect_blocking(url: str) -> Redis:
-    """A synchronous client, which RQ needs."""
-    return Redis.from_url(url, socket_connect_timeout=CONNECT_TIMEOUT_S, socket_timeout=COMMAND_TIMEOUT_S)
+    """A synchronous client, which RQ needs. Raises: BrokerConfigError."""
+    with reading_url(url):
+        client = Redis.from_url(
+            url, protocol=2, socket_connect_timeout=CONNECT_TIMEOUT_S, socket_timeout=COMMAND_TIMEOUT_S
+        )
+        try_options(client.connection_pool.connection_class, client.connection_pool.connection_kwargs)
+        return client
 
 
 class BatchQueue:
@@ -29,7 +34,7 @@ class BatchQueue:
 
     def __init__(self, client: Redis) -> None:
         self._client = client
-        self.queue = Queue(QUEUE, connection=client, serializer=JSONSerializer)
+        self.queue = Queue(QUEUE, connection=client, serializer=JSONSerializer, job_class=CheckedJob)
 
     def enqueue(self, batch_id: str, *, window_s: int) -> None:
         """Have a batch run; a batch that is queued already stays where it is.
@@ -57,7 +62,7 @@ class BatchQueue:
         """What RQ thinks of a batch's job; None when it has none."""
         with translated():
             try:
-                return Job.fetch(batch_id, connection=self._client, serializer=JSONSerializer).get_status()
+                return CheckedJob.fetch(batch_id, connection=self._client, serializer=JSONSerializer).get_status()
             except NoSuchJobError:
                 return None
 

@@ -52,6 +52,8 @@ class BatchRunner:
         self._lease = BatchLease(tools.desk, record.id, runner, lease_s=limits.lease_s)
         self._parts = Parts(tools.store, record.id, runner)
         self._progress: Progress | None = None
+        self._lines = record.total
+        """Lines of a file that is right; 0 before that is known."""
 
     def stop(self) -> None:
         """Stop soon; requests in flight go on in the queue for the next runner."""
@@ -81,9 +83,9 @@ class BatchRunner:
 
     async def _run(self) -> RunEnd:
         status: str = self._record.status
-        if status == "validating":
+        if status == "validating" or (status == "cancelling" and not self._lines):
             status = await self._validate()
-        if status == "in_progress":
+        if status in ("in_progress", "cancelling"):
             status = await self._answer()
         match status:
             case "finalizing":
@@ -103,17 +105,19 @@ class BatchRunner:
         except FileNotFoundError:
             verdict = Verdict(errors=[BatchError("file_not_found", "The input file does not exist any more.")])
         if (halt := self._lease.why) is not None:
+            self._lines = 0 if verdict.errors else verdict.total
             return _status_after(halt)
         model = await self._check_models(verdict)
         if verdict.errors:
             shown = msgspec.json.encode(verdict.errors).decode()
             return await self._move("failed", come_from="validating", fields={"errors": shown})
+        self._lines = verdict.total
         fields: dict[str, str | int] = {"total": verdict.total} | ({"model": model} if model else {})
         return await self._move("in_progress", come_from="validating", fields=fields)
 
     def _check(self, rules: LineRules) -> Verdict:
         with self._tools.store.open(content_path(self._record.input_file_id)) as file:
-            return check_file(file, rules, goes_on=lambda: not self._lease.halted.is_set())
+            return check_file(file, rules, goes_on=lambda: self._lease.why not in ("stopping", "lost"))
 
     async def _check_models(self, verdict: Verdict) -> str:
         """Add an error for each model that nobody ever served; returns the model if there is but one."""
@@ -125,14 +129,17 @@ class BatchRunner:
         return next(iter(verdict.models)) if len(verdict.models) == 1 else ""
 
     async def _answer(self) -> str:
-        """Answer all lines; the status this leads to, or how the run ended."""
+        """Answer all lines, or those that come before an end; the status this leads to, or how the run ended."""
         fresh = await self._through_outages(lambda: self._tools.desk.batch(self._record.id))
         self._record = fresh or self._record
+        if not self._lines:
+            return self._record.status  # cancelled, and its file is no batch's: no line can be answered for
         tally = await asyncio.to_thread(self._parts.tally)
         self._progress = Progress(self._record, self._tools, self._parts, tally, self._lease)
         try:
-            await self._progress.run(self._rules(), in_flight=self._limits.in_flight)
-            if self._lease.why == "expired":
+            if self._lease.why != "cancelled":
+                await self._progress.run(self._rules(), in_flight=self._limits.in_flight)
+            if self._lease.why in ("cancelled", "expired"):
                 await self._progress.give_up(self._rules())
         except LeaseLostError:
             logger.info("batch %s: results are left to the next runner", self._record.id)
@@ -143,7 +150,7 @@ class BatchRunner:
 
     async def _deliver(self, to: BatchStatus, *, come_from: BatchStatus) -> RunEnd:
         """Make the files out of the parts, and end the batch."""
-        files: dict[str, str | int] = {}
+        files: dict[str, str | int] = {"total": self._lines} if to == "cancelled" else {}
         tally = Tally()
         for kind in KINDS:
             if file_id := await self._publish(kind, tally):

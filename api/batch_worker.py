@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,18 +18,21 @@ from typing import Any
 
 import msgspec
 from redis import Redis
+from redis.client import Pipeline
 from redis.exceptions import RedisError
-from rq import SimpleWorker
+from rq import SimpleWorker, worker_registration
 from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
 
+from api.batch.checked_job import CheckedJob, ForeignJobError
 from api.batch_jobs import CURRENT, JobContext
 from api.batch_queue import BatchQueue, connect_blocking
 from api.batch_runner import RunnerLimits
 from api.batch_schemas import BatchError, window_s
 from api.file_store import FileStore, content_path
 from broker.batches import BatchDesk, BatchRecord
-from broker.connection import connect
+from broker.connection import connect, translated
+from broker.entrance import enter
 from broker.errors import BrokerUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -70,6 +75,7 @@ def run_batch_worker(config: BatchWorkerConfig, *, is_burst: bool = False) -> No
 
     Raises:
         ApiConfigError: the place for files is none.
+        BrokerConfigError: see `broker.entrance.enter`.
     """
     store = FileStore(config.files_url)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -83,13 +89,15 @@ def run_batch_worker(config: BatchWorkerConfig, *, is_burst: bool = False) -> No
 
 
 def _work(client: Redis, config: BatchWorkerConfig, store: FileStore, *, is_burst: bool) -> None:
-    pause = threading.Event()
-    while True:
+    pause, is_start = threading.Event(), True
+    while asyncio.run(enter(config.redis_url, who="the batch worker", is_start=is_start)):
+        is_start = False
         worker = BatchWorker(BatchQueue(client), client, config, store)
         try:
-            worker.work(burst=is_burst, logging_level="WARNING")
-        except RedisError as error:
-            logger.warning("Redis cannot be used, the batch worker waits: %s", error)
+            with translated():
+                worker.work(burst=is_burst, logging_level="WARNING")
+        except BrokerUnavailableError as error:
+            logger.warning("the batch worker waits: %s", error)
         if worker.was_told_to_stop or is_burst:
             return
         pause.wait(AGAIN_S)  # RQ's loop has ended over an outage of Redis
@@ -103,9 +111,13 @@ class BatchWorker(SimpleWorker):
             [queue.queue],
             connection=client,
             serializer=JSONSerializer,
+            job_class=CheckedJob,
+            # RQ would ask CLIENT INFO for its address, whose reply cannot be read where a socket's path has a space.
+            prepare_for_work=False,
             worker_ttl=LOOK_S + DEQUEUE_MARGIN_S if config.batch_lease_s >= LOOK_S else DEQUEUE_MARGIN_S + 1,
             maintenance_interval=min(LOOK_S, max(1, int(config.batch_lease_s))),
         )
+        self.hostname, self.pid = socket.gethostname(), os.getpid()
         self._batch_queue = queue
         self._config = config
         self._store = store
@@ -134,6 +146,20 @@ class BatchWorker(SimpleWorker):
         self.was_told_to_stop = True
         if self._stop_run is not None:
             self._stop_run()
+
+    def heartbeat(self, timeout: int | None = None, pipeline: Pipeline | None = None) -> None:
+        """Also registers again, in case Redis or another worker's clean-up has lost this one."""
+        super().heartbeat(timeout, pipeline)
+        worker_registration.register(self, pipeline)
+        # In a pipeline RQ itself looks whether the record was there.
+        if pipeline is None and not self.connection.hexists(self.key, "birth"):
+            self.connection.hset(self.key, mapping={**self.serialize(), "state": self.get_state()})
+
+    def handle_exception(self, job: Job, *exc_info: Any) -> None:
+        if isinstance(exc_info[1], ForeignJobError):
+            logger.error("refused to run what lies in the queue of batches: %s", exc_info[1])
+            return
+        super().handle_exception(job, *exc_info)
 
     def run_maintenance_tasks(self) -> None:
         super().run_maintenance_tasks()  # type: ignore[no-untyped-call]  # rq annotates in part

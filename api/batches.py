@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable
+from collections.abc import Sequence
 
 import msgspec
 from litestar import get, post
 from litestar.params import FromPath
 from litestar.types import ASGIApp
+from msgspec.structs import replace
 
 from api.batch_schemas import BatchList, BatchRequest, batch_object, window_s
 from api.dependencies import HttpRequest, OurOffline, OurPayer
 from api.errors import ApiError, BadRequestError
-from api.generate import read_json
+from api.http.bodies import check_no_body, read_json
 from api.intake import Payer
+from api.json_text import encode_json
 from api.offline import Offline, limit_of
 from api.parsing import parse
 from api.responses import JsonResponse
 from broker import keys
-from broker.batches import BatchRecord
+from broker.batches import NO_BATCH_WORKER, BatchRecord
 from broker.errors import BrokerError
 from broker.wire import new_id
 
@@ -30,7 +32,6 @@ KEEP_S = 30 * 24 * 3600
 LIST_MOST = 100
 
 _decoder = msgspec.json.Decoder(BatchRequest)
-_encoder = msgspec.json.Encoder()
 
 
 @post("/v1/batches", status_code=200)
@@ -49,7 +50,7 @@ async def create_batch(request: HttpRequest, offline: OurOffline, payer: OurPaye
         "endpoint": body.endpoint,
         "input_file_id": file.id,
         "completion_window": body.completion_window,
-        "metadata": _encoder.encode(body.metadata).decode(),
+        "metadata": encode_json(body.metadata).decode(),
     }
     if body.output_expires_after is not None:
         fields["output_keep_s"] = body.output_expires_after.seconds
@@ -57,7 +58,7 @@ async def create_batch(request: HttpRequest, offline: OurOffline, payer: OurPaye
     # Where this fails, the batch is open without a job; the batch worker looks for such batches and queues them.
     with contextlib.suppress(BrokerError):
         await asyncio.to_thread(offline.queue.enqueue, batch_id, window_s=seconds)
-    return await _shown(offline.batch(batch_id, payer))
+    return await _shown(offline, batch_id, payer)
 
 
 @get("/v1/batches")
@@ -66,9 +67,9 @@ async def list_batches(request: HttpRequest, offline: OurOffline, payer: OurPaye
     query = request.query_params
     limit, after = limit_of(query.get("limit"), usual=20, most=LIST_MOST), query.get("after")
     records = await _page(offline, payer, after=after, limit=limit + 1)
-    shown = [batch_object(record) for record in records[:limit]]
+    shown = [batch_object(record) for record in await _with_waits(offline, records[:limit])]
     return JsonResponse(
-        _encoder.encode(
+        encode_json(
             BatchList(
                 data=shown,
                 first_id=shown[0].id if shown else None,
@@ -82,18 +83,19 @@ async def list_batches(request: HttpRequest, offline: OurOffline, payer: OurPaye
 @get("/v1/batches/{batch_id:str}")
 async def get_batch(offline: OurOffline, payer: OurPayer, batch_id: FromPath[str]) -> ASGIApp:
     """One batch, with how far it has come."""
-    return await _shown(offline.batch(batch_id, payer))
+    return await _shown(offline, batch_id, payer)
 
 
 @post("/v1/batches/{batch_id:str}/cancel", status_code=200)
 async def cancel_batch(request: HttpRequest, offline: OurOffline, payer: OurPayer, batch_id: FromPath[str]) -> ASGIApp:
     """Have a batch end early; what is finished is delivered."""
+    check_no_body(request)
     record = await offline.batch(batch_id, payer)
     status = await offline.desk.cancel(record.id)
     if status not in ("cancelling", "cancelled"):
         message = f"Cannot cancel a batch with status {status!r}."
         raise ApiError(message, status=409, kind="invalid_request_error", code="batch_not_cancellable")
-    return await _shown(offline.batch(batch_id, payer))
+    return await _shown(offline, batch_id, payer)
 
 
 async def _page(offline: Offline, payer: Payer, *, after: str | None, limit: int) -> list[BatchRecord]:
@@ -113,5 +115,13 @@ async def _page(offline: Offline, payer: Payer, *, after: str | None, limit: int
     return found
 
 
-async def _shown(record: Awaitable[BatchRecord]) -> JsonResponse:
-    return JsonResponse(_encoder.encode(batch_object(await record)))
+async def _shown(offline: Offline, batch_id: str, payer: Payer) -> JsonResponse:
+    (record,) = await _with_waits(offline, [await offline.batch(batch_id, payer)])
+    return JsonResponse(encode_json(batch_object(record)))
+
+
+async def _with_waits(offline: Offline, records: Sequence[BatchRecord]) -> list[BatchRecord]:
+    """The records; those that are not over say so when there is no batch worker to run them."""
+    if all(record.is_over for record in records) or await offline.desk.batch_workers():
+        return list(records)
+    return [record if record.is_over else replace(record, waits_for=NO_BATCH_WORKER) for record in records]

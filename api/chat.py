@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import datetime
 import json
+import keyword
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jinja2
+import jinja2.defaults
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
@@ -20,8 +22,23 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 Clock = Callable[[], datetime.datetime]
 
-RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"})
-"""Names a template gets from us; a request must not set them."""
+RESERVED = frozenset(
+    {
+        *("messages", "tools", "documents", "add_generation_prompt"),
+        *("bos_token", "eos_token", "pad_token", "unk_token"),
+        *("raise_exception", "strftime_now", *jinja2.defaults.DEFAULT_NAMESPACE),
+        *("self", "super", "loop", "caller", "varargs", "kwargs"),
+        *("tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs"),
+        *("chat_template", "conversation", "continue_final_message", "return_assistant_tokens_mask"),
+    }
+)
+"""Names that a template has from us or from jinja2, and parameters of the function that renders templates elsewhere: a
+request must not set them."""
+
+
+def is_variable(name: str) -> bool:
+    """Whether a request may set this variable of a template."""
+    return name.isidentifier() and not keyword.iskeyword(name) and name not in RESERVED
 
 
 class TemplateError(Exception):
@@ -45,6 +62,7 @@ class ChatTemplate:
             self._template = _environment(clock).from_string(source)
         except jinja2.TemplateError as error:
             raise TemplateError(f"the model's chat template cannot be read: {error}") from error
+        self.source = source
         self._special_tokens = dict(special_tokens)
         self.names_developer = "developer" in source
 
@@ -55,9 +73,8 @@ class ChatTemplate:
             TemplateError: the template refuses these messages.
         """
         try:
-            return self._template.render(
-                **extra, **self._special_tokens, messages=list(messages), tools=None, add_generation_prompt=True
-            )
+            own = {"messages": list(messages), "tools": None, "add_generation_prompt": True}
+            return self._template.render({**extra, **self._special_tokens, **own})
         except jinja2.TemplateError as error:
             raise TemplateError(error.message or type(error).__name__) from error
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:

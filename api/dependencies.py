@@ -9,6 +9,7 @@ from litestar.datastructures import State
 from litestar.di import NamedDependency, Provide
 
 from api.errors import ApiError
+from api.http.callers import host_name
 from api.intake import Payer
 from api.offline import Offline
 from api.services import Services
@@ -29,14 +30,6 @@ def provide_payer(services: OurServices, request: HttpRequest) -> Payer:
     return services.payer(
         authorization=request.headers.get("authorization"), host=host_name(request.headers.get("host", ""))
     )
-
-
-def host_name(header: str) -> str:
-    """The name in a Host header, without the port; clients older than the header mean this machine."""
-    name = header.strip()
-    if name.startswith("["):
-        return name[1:].partition("]")[0]
-    return name.partition(":")[0] or "localhost"
 
 
 def provide_offline(services: OurServices, payer: OurPayer) -> Offline:

@@ -3,7 +3,8 @@
 ApiConfigError                  the configuration cannot be served
 ApiError                        one answer in OpenAI's error shape
  ├── BadRequestError            400, names the field
- │    └── ContextLengthError    400 context_length_exceeded
+ │    ├── ContextLengthError    400 context_length_exceeded
+ │    └── ClientGoneError       400 that nothing reads
  ├── InvalidKeyError            401
  ├── ModelNotFoundError         404
  └── BusyError                  503 with Retry-After
@@ -62,6 +63,13 @@ class ContextLengthError(BadRequestError):
             param=param,
             code="context_length_exceeded",
         )
+
+
+class ClientGoneError(BadRequestError):
+    """The client left in the middle of its request, so nothing reads the answer."""
+
+    def __init__(self) -> None:
+        super().__init__("The client left before its request was whole.")
 
 
 class InvalidKeyError(ApiError):
@@ -125,6 +133,8 @@ _FAILED_STATUS = {
     "shutdown": 503,
     "row_rejected": 400,
     "bad_request": 400,
+    "context_length_exceeded": 400,
+    "deadline": 504,
 }
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import IO, Any, cast
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from api.errors import ApiConfigError
 
@@ -22,6 +23,9 @@ class FileStore:
 
     def __init__(self, url: str) -> None:
         """Raises: ApiConfigError when no such kind of place is known."""
+        if "://" not in url:  # fsspec would read a directory's name as a URL where it has `::` or a colon in it
+            self._files, self._root = LocalFileSystem(), os.path.abspath(url)
+            return
         try:
             self._files, self._root = fsspec.core.url_to_fs(url)
         except (ValueError, ImportError) as error:
@@ -63,6 +67,13 @@ class FileStore:
             self._files.rm(self._full(path), recursive=True)
 
     def _full(self, path: str) -> str:
+        """Ids in a path come from Redis, so none may lead out of the store, nor name a whole folder by being empty.
+
+        Raises:
+            FileNotFoundError: there can be no such file.
+        """
+        if any(part in ("", ".", "..") or "\0" in part for part in path.split("/")):
+            raise FileNotFoundError(path)
         return f"{self._root.rstrip('/')}/{path}"
 
 

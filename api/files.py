@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 
-import msgspec
 from litestar import delete, get, post
-from litestar.exceptions import HTTPException
 from litestar.params import FromPath
 from litestar.types import ASGIApp, HTTPResponseBodyEvent, HTTPResponseStartEvent, Receive, Scope, Send
 
 from api.batch_schemas import File, FileDeleted, FileList, file_object
 from api.dependencies import HttpRequest, OurOffline, OurPayer, OurServices
-from api.errors import ApiError, BadRequestError
+from api.errors import BadRequestError
 from api.file_store import FileStore, chunks, content_path
+from api.http.bodies import check_no_body, read_decoded
 from api.intake import Payer
+from api.json_text import encode_json
 from api.offline import Offline, limit_of, not_found
 from api.responses import JsonResponse
 from api.uploads import Upload, receive_upload
@@ -28,16 +28,13 @@ KEEP_S = 30 * 24 * 3600
 KEEP_LEAST_S, KEEP_MOST_S = 3600, 2_592_000
 LIST_MOST = 10_000
 
-_encoder = msgspec.json.Encoder()
-
 
 @post("/v1/files", status_code=200, request_max_body_size=None)
 async def create_file(request: HttpRequest, services: OurServices, offline: OurOffline, payer: OurPayer) -> ASGIApp:
     """Upload a file for a batch."""
-    check_origin(request)
     file_id = new_id("file")
     upload = await receive_upload(
-        _body_of(request),
+        read_decoded(request),
         request.headers.get("content-type", ""),
         offline.store,
         content_path(file_id),
@@ -85,8 +82,9 @@ async def get_file_content(offline: OurOffline, payer: OurPayer, file_id: FromPa
 
 
 @delete("/v1/files/{file_id:str}", status_code=200)
-async def delete_file(offline: OurOffline, payer: OurPayer, file_id: FromPath[str]) -> ASGIApp:
+async def delete_file(request: HttpRequest, offline: OurOffline, payer: OurPayer, file_id: FromPath[str]) -> ASGIApp:
     """Remove a file."""
+    check_no_body(request)
     record = await offline.file(file_id, payer)
     await offline.desk.drop_file(record)
     await asyncio.to_thread(offline.store.delete, content_path(file_id))
@@ -120,16 +118,6 @@ class ContentResponse:
         finally:
             gone.cancel()
             await asyncio.shield(asyncio.to_thread(file.close))
-
-
-def check_origin(request: HttpRequest) -> None:
-    """A form may be posted by a page of any origin without asking first; browsers say so, and then it is refused.
-
-    Raises:
-        ApiError: it comes from another site's page.
-    """
-    if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-        raise ApiError("Pages of other sites may not upload here.", status=403, kind="invalid_request_error")
 
 
 async def _record(file_id: str, upload: Upload, offline: Offline, payer: Payer) -> FileRecord:
@@ -179,14 +167,6 @@ async def _page(
     return found[:limit]
 
 
-async def _body_of(request: HttpRequest) -> AsyncIterator[bytes]:
-    try:
-        async for chunk in request.stream():
-            yield chunk
-    except HTTPException as error:
-        raise BadRequestError("The client left before the file was whole.") from error
-
-
 async def _until_gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -197,4 +177,4 @@ def _piece(data: bytes, *, more: bool) -> HTTPResponseBodyEvent:
 
 
 def _json(value: File | FileList | FileDeleted) -> JsonResponse:
-    return JsonResponse(_encoder.encode(value))
+    return JsonResponse(encode_json(value))

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Protocol
 
-import msgspec
 from msgspec import UNSET, UnsetType
 
 from api.answers import Delta, End, ShownToken
 from api.errors import ApiError
 from api.intake import Job
+from api.json_text import encode_json
 from api.schemas import (
     AnswerMessage,
     Chat,
@@ -33,16 +33,15 @@ from api.schemas import (
     UsageDetails,
 )
 from api.text import TokenizerText
+from api.token_names import TokenName, TokenNames
 from broker.wire import Stats
 
 DONE = b"data: [DONE]\n\n"
 
-_encoder = msgspec.json.Encoder()
-
 
 def error_body(error: ApiError) -> bytes:
     """OpenAI's error object."""
-    return _encoder.encode(ErrorBody(ErrorDetail(error.message, error.kind, error.param, error.code)))
+    return encode_json(ErrorBody(ErrorDetail(error.message, error.kind, error.param, error.code)))
 
 
 def error_event(error: ApiError) -> bytes:
@@ -50,8 +49,11 @@ def error_event(error: ApiError) -> bytes:
 
 
 def comment(text: str) -> bytes:
-    """A line that clients ignore and that keeps proxies from hanging up."""
-    return f": {text}\n\n".encode()
+    """A line that clients ignore and that keeps proxies from hanging up.
+
+    No blank line follows: some clients take a block without data for an event without any, and end there.
+    """
+    return f": {text}\n".encode()
 
 
 class Format(Protocol):
@@ -97,15 +99,15 @@ class ChatFormat:
 
     def __init__(self, job: Job, text: TokenizerText, *, has_usage: bool) -> None:
         self._job = job
-        self._text = text
         self._usage_field: None | UnsetType = None if has_usage else UNSET
+        self._names = [TokenNames(text) for _ in job.works]
 
     def opening(self, index: int) -> bytes:
         return self._chunk(ChatChunkChoice(index, ChatDelta(role="assistant", content="")))
 
     def delta(self, delta: Delta) -> bytes:
-        choice = ChatChunkChoice(delta.choice, ChatDelta(content=delta.text), logprobs=self._logprobs(delta.logprobs))
-        return self._chunk(choice)
+        logprobs = self._logprobs(delta.choice, delta.logprobs)
+        return self._chunk(ChatChunkChoice(delta.choice, ChatDelta(content=delta.text), logprobs=logprobs))
 
     def end(self, end: End) -> bytes:
         return self._chunk(ChatChunkChoice(end.choice, ChatDelta(), finish_reason=end.reason))
@@ -117,25 +119,24 @@ class ChatFormat:
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
         job = self._job
         done = [
-            ChatChoice(choice.index, AnswerMessage(choice.text), choice.reason, self._logprobs(choice.logprobs))
+            ChatChoice(
+                choice.index,
+                AnswerMessage(choice.text),
+                choice.reason,
+                self._logprobs(choice.index, choice.logprobs),
+            )
             for choice in choices
         ]
-        return _encoder.encode(Chat(job.id, job.created_s, job.model, done, usage, job.fingerprint))
+        return encode_json(Chat(job.id, job.created_s, job.model, done, usage, job.fingerprint))
 
     def _chunk(self, choice: ChatChunkChoice) -> bytes:
         job = self._job
         return _event(ChatChunk(job.id, job.created_s, job.model, [choice], job.fingerprint, self._usage_field))
 
-    def _logprobs(self, shown: Sequence[ShownToken]) -> ChatLogprobs | None:
-        return ChatLogprobs([self._logprob(token) for token in shown]) if self._job.has_logprobs else None
-
-    def _logprob(self, shown: ShownToken) -> ChatLogprob:
-        text, data = _named(self._text, shown.token)
-        return ChatLogprob(text, shown.logprob, data, [self._top(token, value) for token, value in shown.top])
-
-    def _top(self, token: int, logprob: float) -> TopLogprob:
-        text, data = _named(self._text, token)
-        return TopLogprob(text, logprob, data)
+    def _logprobs(self, index: int, shown: Sequence[ShownToken]) -> ChatLogprobs | None:
+        if not self._job.has_logprobs:
+            return None
+        return ChatLogprobs([_chat_logprob(token, *self._names[index].name(token)) for token in shown])
 
 
 class CompletionFormat:
@@ -143,9 +144,8 @@ class CompletionFormat:
 
     def __init__(self, job: Job, text: TokenizerText, *, has_usage: bool) -> None:
         self._job = job
-        self._text = text
         self._usage_field: None | UnsetType = None if has_usage else UNSET
-        self._offsets = dict.fromkeys(range(len(job.works)), 0)
+        self._names = [TokenNames(text) for _ in job.works]
 
     def opening(self, index: int) -> bytes:
         return b""
@@ -164,7 +164,7 @@ class CompletionFormat:
             CompletionChoice(choice.index, choice.text, choice.reason, self._logprobs(choice.index, choice))
             for choice in choices
         ]
-        return _encoder.encode(self._object(done, usage))
+        return encode_json(self._object(done, usage))
 
     def _chunk(self, choice: CompletionChoice) -> bytes:
         return _event(self._object([choice], self._usage_field))
@@ -176,21 +176,14 @@ class CompletionFormat:
     def _logprobs(self, index: int, part: Delta | WholeChoice) -> CompletionLogprobs | None:
         if not self._job.has_logprobs:
             return None
-        names = [_named(self._text, shown.token)[0] for shown in part.logprobs]
+        named = [(shown, *self._names[index].name(shown)) for shown in part.logprobs]
         return CompletionLogprobs(
-            tokens=names,
-            token_logprobs=[shown.logprob for shown in part.logprobs],
-            top_logprobs=[self._top(shown) for shown in part.logprobs],
-            text_offset=[self._advance(index, len(name)) for name in names],
+            tokens=[name.text for _, name, _ in named],
+            token_logprobs=[shown.logprob for shown, _, _ in named],
+            top_logprobs=[_completion_top(shown, name, others) for shown, name, others in named],
+            text_offset=[name.offset for _, name, _ in named],
+            bytes=[name.data for _, name, _ in named],
         )
-
-    def _top(self, shown: ShownToken) -> dict[str, float]:
-        return {_named(self._text, token)[0]: value for token, value in shown.top}
-
-    def _advance(self, index: int, size: int) -> int:
-        offset = self._offsets[index]
-        self._offsets[index] = offset + size
-        return offset
 
 
 def sum_usage(job: Job, ends: Sequence[End]) -> Usage:
@@ -218,9 +211,19 @@ def _engine_usage(stats: Sequence[Stats]) -> EngineUsage:
 
 
 def _event(value: ChatChunk | Completion) -> bytes:
-    return b"data: " + _encoder.encode(value) + b"\n\n"
+    return b"data: " + encode_json(value) + b"\n\n"
 
 
-def _named(text: TokenizerText, token: int) -> tuple[str, list[int]]:
-    data = text.token_bytes(token)
-    return data.decode("utf-8", "replace"), list(data)
+def _chat_logprob(shown: ShownToken, name: TokenName, others: Sequence[TokenName]) -> ChatLogprob:
+    top = [TopLogprob(other.text, logprob, other.data) for other, (_, logprob) in zip(others, shown.top, strict=True)]
+    return ChatLogprob(name.text, shown.logprob, name.data, top)
+
+
+def _completion_top(shown: ShownToken, name: TokenName, others: Sequence[TokenName]) -> dict[str, float]:
+    """Logprobs by name. Of several of one name the token itself counts, and else the likeliest."""
+    top: dict[str, float] = {}
+    for other, (_, logprob) in zip(others, shown.top, strict=True):
+        top.setdefault(other.text, logprob)
+    if any(token == shown.token for token, _ in shown.top):
+        top[name.text] = shown.logprob
+    return top

@@ -14,6 +14,7 @@ from api.answers import Answer
 from api.dependencies import HttpRequest, OurPayer, OurServices
 from api.errors import ApiError
 from api.formats import ChatFormat, CompletionFormat, Format
+from api.http.bodies import read_json
 from api.intake import Job, Payer, chat_job, completion_job
 from api.keyed import HEADER, idempotency_key, said_by
 from api.parsing import parse
@@ -130,16 +131,3 @@ def quota_headers(quota: Quota, accepted: Accepted) -> dict[str, str]:
 def wants_usage(body: GenerationRequest) -> bool:
     """Whether a stream ends with a usage chunk."""
     return bool(body.stream_options and body.stream_options.include_usage)
-
-
-async def read_json(request: HttpRequest) -> bytes:
-    """The raw body.
-
-    Raises:
-        ApiError: it is declared to be something other than JSON. A web page of another origin may post plain text
-            without asking; refusing it keeps a server on loopback from being used by any page in the browser.
-    """
-    declared = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if declared != "application/json":
-        raise ApiError(f"Content-Type {declared!r}: send application/json.", status=415, kind="invalid_request_error")
-    return await request.body()

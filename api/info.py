@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import contextlib
 
-import msgspec
 from litestar import get
 from litestar.params import FromPath
 from litestar.types import ASGIApp
 
 from api.dependencies import OurPayer, OurServices
 from api.health import take_health
+from api.json_text import encode_json
 from api.metrics import CONTENT_TYPE
 from api.responses import JsonResponse
 from api.schemas import ModelList
 from broker.errors import BrokerError
 
-_encoder = msgspec.json.Encoder()
-
 
 @get("/v1/models")
 async def list_models(services: OurServices, payer: OurPayer) -> ASGIApp:
     """Every model that a worker has served."""
-    return JsonResponse(_encoder.encode(ModelList(await services.catalog.models())))
+    return JsonResponse(encode_json(ModelList(await services.catalog.models())))
 
 
 @get("/v1/models/{name:path}")
 async def get_model(services: OurServices, payer: OurPayer, name: FromPath[str]) -> ASGIApp:
     """One model, by name or identity."""
-    return JsonResponse(_encoder.encode(await services.catalog.model(str(name).removeprefix("/"))))
+    return JsonResponse(encode_json(await services.catalog.model(str(name).removeprefix("/"))))
 
 
 @get("/health")
@@ -40,7 +38,7 @@ async def get_health(services: OurServices) -> ASGIApp:
         is_connected=services.backend.is_connected,
         open_requests=services.metrics.open_requests,
     )
-    return JsonResponse(_encoder.encode(health), status=health.http_status)
+    return JsonResponse(encode_json(health), status=health.http_status)
 
 
 @get("/metrics")

@@ -8,21 +8,16 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from api.bundles import Bundle
-from api.chat import ChatTemplate, TemplateError
+from api.conversation import LONG_TEXT, encode, render
 from api.errors import BadRequestError, ContextLengthError
-from api.models import Route
+from api.models import Route, default_sampling
 from api.parsing import check_chat, check_completion
-from api.schemas import ChatRequest, CompletionRequest, GenerationRequest, Message
+from api.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from broker.scripts import Idempotency, Quota
 from broker.wire import Priority, Request, Sampling, Ticket, new_id, pack_tokens
 
-LONG_TEXT = 20_000
-"""Characters from which rendering or tokenising would hold up the event loop."""
-LONG_CONVERSATION = 200
-"""Messages from which rendering would."""
 MAX_CHOICES = 128
 
 
@@ -92,9 +87,9 @@ class _Plan:
 async def chat_job(body: ChatRequest, route: Route, bundle: Bundle, payer: Payer, *, order: Order = USUAL) -> Job:
     """Raises: BadRequestError."""
     check_chat(body)
-    text = await _render(body, bundle)
-    _check_size(text, route, bundle, param="messages")
-    tokens = await _encode(bundle, text, add_special_tokens=False)
+    prompt = await render(body, bundle)
+    _check_size(prompt.text, route, bundle, param="messages")
+    tokens = await encode(prompt, bundle.text)
     limits = [limit for limit in (body.max_completion_tokens, body.max_tokens) if limit is not None]
     plan = _Plan(
         id=order.id or new_id("chatcmpl"),
@@ -150,6 +145,7 @@ def idempotency_of(key: str | None, index: int, *, said: str, keep_s: float) -> 
 
 def _job(plan: _Plan, prompts: Sequence[Sequence[int]], *, param: str) -> Job:
     limits = [_room(plan, prompt, param=param) for prompt in prompts]
+    _check_min_tokens(plan.body, most=min(limits))
     clamped = min(limits) if plan.max_tokens is not None and min(limits) < plan.max_tokens else None
     sampling = _sampling(plan)
     copies = plan.body.n or 1
@@ -183,6 +179,7 @@ def _work(plan: _Plan, prompt: Sequence[int], sampling: Sampling, *, max_tokens:
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
         top_logprobs=plan.top_logprobs,
+        min_tokens=body.min_tokens or 0,
     )
     ticket = Ticket(
         id=request.id,
@@ -213,20 +210,28 @@ def _room(plan: _Plan, prompt: Sequence[int], *, param: str) -> int:
     room = limit - len(prompt)
     if room < 1:
         raise ContextLengthError(tokens=len(prompt), limit=limit, param=param)
-    return room if plan.max_tokens is None else min(plan.max_tokens, room)
+    wanted = plan.max_tokens if plan.max_tokens is not None else default_sampling(plan.route.card).max_tokens
+    return room if wanted is None else min(wanted, room)
+
+
+def _check_min_tokens(body: GenerationRequest, *, most: int) -> None:
+    if (body.min_tokens or 0) > most:
+        message = f"min_tokens is {body.min_tokens}, and the completion can have {most} tokens at most."
+        raise BadRequestError(message, param="min_tokens")
 
 
 def _sampling(plan: _Plan) -> Sampling:
     body, vocab_size = plan.body, plan.route.card.vocab_size
+    default = default_sampling(plan.route.card)
     for token in body.stop_token_ids or ():
         if token >= vocab_size:
             raise BadRequestError(f"Token ids must be below {vocab_size}.", param="stop_token_ids")
     return Sampling(
-        temperature=_or(body.temperature, 1.0),
-        top_p=_or(body.top_p, 1.0),
-        top_k=max(0, body.top_k or 0),
-        min_p=_or(body.min_p, 0.0),
-        repetition_penalty=_or(body.repetition_penalty, 1.0),
+        temperature=_or(body.temperature, default.temperature),
+        top_p=_or(body.top_p, default.top_p),
+        top_k=max(0, default.top_k if body.top_k is None else body.top_k),
+        min_p=_or(body.min_p, default.min_p),
+        repetition_penalty=_or(body.repetition_penalty, default.repetition_penalty),
         presence_penalty=_or(body.presence_penalty, 0.0),
         frequency_penalty=_or(body.frequency_penalty, 0.0),
         logit_bias=_logit_bias(body.logit_bias or {}, vocab_size),
@@ -264,50 +269,6 @@ def _prompts(body: CompletionRequest) -> list[str | list[int]]:
     return [numbers] if numbers else prompts
 
 
-async def _render(body: ChatRequest, bundle: Bundle) -> str:
-    if bundle.template is None:
-        raise BadRequestError("This model has no chat template; use /v1/completions.", param="model")
-    if _is_long(body.messages):
-        return await asyncio.to_thread(_render_with, bundle.template, body)
-    return _render_with(bundle.template, body)
-
-
-def _is_long(messages: Sequence[Message]) -> bool:
-    return len(messages) >= LONG_CONVERSATION or sum(map(_length, messages)) >= LONG_TEXT
-
-
-def _length(message: Message) -> int:
-    """Characters of a message, one more for each part of it."""
-    content, reasoning = message.content or "", message.reasoning_content or ""
-    length = len(content) if isinstance(content, str) else sum(len(part.text) + 1 for part in content)
-    return length + len(reasoning)
-
-
-def _render_with(template: ChatTemplate, body: ChatRequest) -> str:
-    messages = [_message(message, has_developer=template.names_developer) for message in body.messages]
-    try:
-        return template.render(messages, body.chat_template_kwargs or {})
-    except TemplateError as error:
-        raise BadRequestError(f"The model's chat template refuses these messages: {error}", param="messages") from error
-
-
-def _message(message: Message, *, has_developer: bool) -> dict[str, Any]:
-    """A message as templates know it: content is one string, absent fields are absent."""
-    content = message.content
-    if content is None and message.role != "assistant":
-        raise BadRequestError(f"A {message.role} message needs content.", param="messages")
-    is_renamed = message.role == "developer" and not has_developer
-    fields: dict[str, Any] = {
-        "role": "system" if is_renamed else message.role,
-        "content": content if isinstance(content, str) else "\n".join(part.text for part in content or ()),
-    }
-    if message.name is not None:
-        fields["name"] = message.name
-    if message.reasoning_content is not None:
-        fields["reasoning_content"] = message.reasoning_content
-    return fields
-
-
 def _check_size(text: str, route: Route, bundle: Bundle, *, param: str) -> None:
     """Refuse before it is tokenised what is too long however few tokens it has. Raises: ContextLengthError."""
     widest = bundle.text.bytes_per_token
@@ -320,13 +281,13 @@ async def _encode_all(bundle: Bundle, prompts: Sequence[str | list[int]]) -> lis
     encoded = []
     for prompt in prompts:
         if isinstance(prompt, str):
-            prompt = await _encode(bundle, prompt, add_special_tokens=True)
+            prompt = await _encode(bundle, prompt)
             await asyncio.sleep(0)  # many short texts hold up the event loop like a long one
         encoded.append(prompt)
     return encoded
 
 
-async def _encode(bundle: Bundle, text: str, *, add_special_tokens: bool) -> list[int]:
+async def _encode(bundle: Bundle, text: str) -> list[int]:
     if len(text) < LONG_TEXT:
-        return bundle.text.encode(text, add_special_tokens=add_special_tokens)
-    return await asyncio.to_thread(bundle.text.encode_aside, text, add_special_tokens=add_special_tokens)
+        return bundle.text.encode(text, add_special_tokens=True)
+    return await asyncio.to_thread(bundle.text.encode_aside, text, add_special_tokens=True)

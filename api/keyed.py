@@ -27,7 +27,10 @@ HEADER = "idempotency-key"
 LONGEST_KEY = 255
 AGAIN_S = 1.0
 UNSAID = frozenset(
-    {"stream", "stream_options", "user", "metadata", "safety_identifier", "prompt_cache_key", "service_tier"}
+    {
+        *("stream", "stream_options", "user", "metadata", "safety_identifier", "service_tier", "verbosity", "priority"),
+        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+    }
 )
 """Fields that say how an answer is read or whose it is, not what is asked."""
 

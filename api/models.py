@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import msgspec
+from msgspec import structs
 
 from api.backend import Backend, Fleet
 from api.errors import BadRequestError, BusyError, ModelNotFoundError
-from api.schemas import Model
+from api.schemas import DefaultSampling, Model
 from broker import tasks
 from broker.errors import BrokerError, BrokerUnavailableError
 from broker.liveness import Watcher
@@ -244,6 +245,12 @@ def find(fleet: Fleet, name: str) -> ModelCard | None:
     return max(named, key=lambda card: (fleet.last_seen_ms.get(card.model, 0), card.model), default=None)
 
 
+def default_sampling(card: ModelCard) -> DefaultSampling:
+    """What holds for this model where a request leaves a field out."""
+    said = structs.asdict(card.defaults)
+    return DefaultSampling(**{name: value for name, value in said.items() if value is not None})
+
+
 def _look_at(refresh: asyncio.Task[Fleet]) -> None:
     """A picture that nobody waited for may fail; the next one will say so to whoever asks."""
     if not refresh.cancelled() and (error := refresh.exception()) is not None:
@@ -279,4 +286,5 @@ def _describe(fleet: Fleet, card: ModelCard) -> Model:
         max_context_tokens=max((lane.row_tokens_max for lane in lanes), default=card.max_context_tokens),
         profiles=sorted({lane.profile for lane in lanes}),
         identity=card.model,
+        default_sampling_params=default_sampling(card),
     )

@@ -10,14 +10,19 @@ import msgspec
 
 from api import openapi_offline
 from api.health import Health
-from api.schemas import Chat, ChatRequest, Completion, CompletionRequest, ErrorBody, Model, ModelList
+from api.schemas import DEFAULTS, Chat, ChatRequest, Completion, CompletionRequest, ErrorBody, Model, ModelList
 
 _BODIES = [ChatRequest, CompletionRequest, Chat, Completion, Model, ModelList, Health, ErrorBody]
 
 _NARROWED = {
-    ("ChatRequest", "store"): {"enum": [False, None], "default": None},
-    ("CompletionRequest", "echo"): {"enum": [False, None], "default": None},
+    **{
+        (body.__name__, name): {"enum": [value, None], "default": None}
+        for body in (ChatRequest, CompletionRequest)
+        for name, value in DEFAULTS.items()
+        if name in body.__struct_fields__
+    },
     ("StreamOptions", "include_obfuscation"): {"enum": [False, None], "default": None},
+    ("StreamOptions", "continuous_usage_stats"): {"enum": [False, None], "default": None},
 }
 """Fields whose type says more than is built; the intake refuses the rest."""
 
@@ -103,22 +108,22 @@ def _generation(text: str, asked: type, answered: type) -> dict[str, Any]:
         "description": text,
         "parameters": [_TIMEOUT, _IDEMPOTENCY],
         "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(asked)}}},
-        "responses": {"200": whole, **_errors(400, 401, 404, 409, 413, 415, 429, 500, 503, 504)},
+        "responses": {"200": whole, **_errors(400, 401, 403, 404, 409, 413, 415, 429, 500, 503, 504)},
     }
 
 
 def _read(text: str, answered: type) -> dict[str, Any]:
-    return {"description": text, "responses": {"200": _json("Found", answered), **_errors(401, 404, 503)}}
+    return {"description": text, "responses": {"200": _json("Found", answered), **_errors(401, 403, 404, 503)}}
 
 
 _ERROR_WORDS = {
     400: "The body is wrong; `param` names the field",
     401: "No key, or an unknown one",
-    403: "Pages of other sites may not do this",
+    403: "A page of another origin, or a host name that is not this machine's",
     404: "No such model, file or batch",
     409: "The idempotency key is that of another body, or the batch has ended",
     413: "The body is too large",
-    415: "The body is not declared as JSON",
+    415: "The body is not declared as JSON, or its encoding is not undone here",
     429: "A limit of this API key is reached",
     500: "The engine failed",
     503: "Not now; see Retry-After",

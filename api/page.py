@@ -10,6 +10,7 @@ from litestar.types import ASGIApp
 
 from api.dependencies import OurServices
 from api.errors import ApiError
+from api.http.callers import PUBLIC
 from api.openapi import description
 from api.responses import JsonResponse
 
@@ -24,19 +25,19 @@ _HEADERS = {
 }
 
 
-@get("/", sync_to_thread=False)
+@get("/", sync_to_thread=False, opt=PUBLIC)
 def get_page() -> ASGIApp:
     """Chat and lanes."""
     return _file("index.html")
 
 
-@get("/docs", sync_to_thread=False)
+@get("/docs", sync_to_thread=False, opt=PUBLIC)
 def get_docs() -> ASGIApp:
     """The API's description as a page."""
     return _file("docs.html")
 
 
-@get("/static/{name:str}", sync_to_thread=False)
+@get("/static/{name:str}", sync_to_thread=False, opt=PUBLIC)
 def get_static(name: FromPath[str]) -> ASGIApp:
     """What the pages are made of."""
     if name not in _STATIC:
@@ -44,7 +45,7 @@ def get_static(name: FromPath[str]) -> ASGIApp:
     return _file(name)
 
 
-@get("/openapi.json")
+@get("/openapi.json", opt=PUBLIC)
 async def get_openapi(services: OurServices) -> ASGIApp:
     """The API's description."""
     body = description(has_files=services.offline is not None)

@@ -50,6 +50,8 @@ class StreamedAnswer:
         self._keep_alive_s = keep_alive_s
         self._has_usage = has_usage
         self._ends: list[End] = []
+        self._progress = "keep-alive"
+        """What is said in silence."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await run_until_gone(self._write, self._answer, receive=receive, send=send)
@@ -57,13 +59,20 @@ class StreamedAnswer:
     async def _write(self, send: Send) -> None:
         await send(_start(200, {**_SSE_HEADERS, **self._headers}))
         await send(_body(b"".join(self._style.opening(index) for index in range(len(self._job.works))), more=True))
+        clock = asyncio.get_running_loop().time
+        sent_s = clock()
         while len(self._ends) < len(self._job.works):
-            items = await self._answer.next_items(self._keep_alive_s)
+            items = await self._answer.next_items(max(0.0, sent_s + self._keep_alive_s - clock()))
             if (fault := next((item for item in items if isinstance(item, Fault)), None)) is not None:
                 before = items[: items.index(fault)]
                 await send(_body(self._frames(before) + error_event(fault.error), more=False))
                 return
-            await send(_body(self._frames(items) if items else comment("keep-alive"), more=True))
+            frames = self._frames(items)
+            if not frames and clock() - sent_s >= self._keep_alive_s:
+                frames = comment(self._progress)
+            if frames:
+                await send(_body(frames, more=True))
+                sent_s = clock()
         last = self._style.usage(sum_usage(self._job, self._ends)) if self._has_usage else b""
         await send(_body(last + DONE, more=False))
 
@@ -73,12 +82,14 @@ class StreamedAnswer:
     def _frame(self, item: Item) -> bytes:
         match item:
             case Delta():
+                self._progress = "keep-alive"
                 return self._style.delta(item)
             case End():
                 self._ends.append(item)
                 return self._style.end(item)
             case Prefill(_, done, total):
-                return comment(f"prefill {done}/{total}")
+                self._progress = f"prefill {done}/{total}"
+                return b""
             case Fault():
                 return b""
 

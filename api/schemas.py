@@ -6,6 +6,7 @@ declared with the one value that asks for nothing (see `UNSUPPORTED`). What the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -31,6 +32,7 @@ UNSUPPORTED = frozenset(
         "function_call",
         "functions",
         "modalities",
+        "moderation",
         "prediction",
         "response_format",
         "service_tier",
@@ -39,9 +41,29 @@ UNSUPPORTED = frozenset(
         "tool_calls",
         "tool_choice",
         "tools",
+        "web_search_options",
     }
 )
 """Fields known to clients whose values, beyond the default, ask for something that is not built."""
+
+DEFAULTS: Mapping[str, object] = {
+    "add_generation_prompt": True,
+    "continue_final_message": False,
+    "echo": False,
+    "include_stop_str_in_output": False,
+    "length_penalty": 1.0,
+    "priority": 0,
+    "return_token_ids": False,
+    "return_tokens_as_token_ids": False,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "store": False,
+    "use_beam_search": False,
+}
+"""Fields that may be given with this value, which asks for what is done anyway. Clients of vLLM send many of them."""
+
+FREE_FIELDS = frozenset({"chat_template_kwargs", "logit_bias", "metadata", "prompt_cache_options"})
+"""Fields whose own fields are the client's to name."""
 
 
 class TextFormat(Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,6 +73,7 @@ class TextFormat(Struct, frozen=True, forbid_unknown_fields=True):
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class TextPart(Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,6 +88,8 @@ class Message(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
     content: str | list[TextPart] | None = None
     name: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    """Another name of `reasoning_content`."""
     refusal: str | None = None
     annotations: Nothing | None = None
     audio: None = None
@@ -92,8 +117,30 @@ class GenerationRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
     ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     numerics_profile: Literal["balanced", "b1-exact"] | None = None
+
+    # Labels: whose a call is, where it is filed, how long a prompt is cached. They change nothing here.
     user: str | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    verbosity: str | None = None
+
+    # Taken with their default only, see `DEFAULTS`.
+    store: bool | None = None
+    echo: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    length_penalty: float | None = None
+    priority: int | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    use_beam_search: bool | None = None
 
 
 class ChatRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -104,12 +151,13 @@ class ChatRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
-    metadata: dict[str, str] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    reasoning_effort: str | None = None
+    """A variable of templates that know it, and a label elsewhere."""
+    parse_control_tokens: bool | None = None
+    """Control tokens written in messages count as such; they are text otherwise."""
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     parallel_tool_calls: bool | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    store: bool | None = None
     response_format: TextFormat | None = None
     modalities: Annotated[list[Literal["text"]], Meta(max_length=1)] | None = None
     tools: Nothing | None = None
@@ -117,7 +165,9 @@ class ChatRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw
     functions: Nothing | None = None
     function_call: Literal["none", "auto"] | None = None
     audio: None = None
+    moderation: None = None
     prediction: None = None
+    web_search_options: None = None
 
 
 class CompletionRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -127,8 +177,7 @@ class CompletionRequest(GenerationRequest, frozen=True, forbid_unknown_fields=Tr
     """One prompt or several; a list of numbers is one prompt as token ids."""
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     best_of: Copies | None = None
-    echo: bool | None = None
-    suffix: None = None
+    suffix: Literal[""] | None = None
 
 
 class Usage(Struct, frozen=True):
@@ -181,6 +230,8 @@ class CompletionLogprobs(Struct, frozen=True):
     token_logprobs: list[float]
     top_logprobs: list[dict[str, float]] | None
     text_offset: list[int]
+    bytes: list[list[int] | None]
+    """Beyond OpenAI's: the bytes of each token, since one that ends within a character has no name."""
 
 
 class AnswerMessage(Struct, frozen=True):
@@ -251,12 +302,25 @@ class Completion(Struct, frozen=True):
     object: Literal["text_completion"] = "text_completion"
 
 
+class DefaultSampling(Struct, frozen=True):
+    """What holds where a request leaves a field out."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    max_tokens: int | None = None
+    """None: up to the context."""
+
+
 class Model(Struct, frozen=True):
     id: str
     created: int
     max_context_tokens: int
     profiles: list[str]
     identity: str
+    default_sampling_params: DefaultSampling
     object: Literal["model"] = "model"
     owned_by: str = "mtplx"
 

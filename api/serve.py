@@ -13,9 +13,10 @@ from litestar import Litestar
 
 from api.app import create_app
 from api.config import ApiConfig
+from api.descriptors import allow_many_connections
+from api.http.protocol import bounded_protocol
 from api.services import Services
-from broker.connection import check_eviction, connect
-from broker.errors import BrokerUnavailableError
+from broker.entrance import enter
 
 logger = logging.getLogger(__name__)
 
@@ -65,15 +66,19 @@ async def run_api(config: ApiConfig, *, on_ready: Callable[[str], None] | None =
 
     Raises:
         ApiConfigError: the configuration cannot be served.
-        BrokerConfigError: Redis refuses the password, or may evict accepted requests.
+        BrokerConfigError: see `broker.entrance.enter`.
     """
     app = create_app(config)
-    await _check_redis(config.redis_url)
+    allow_many_connections()
+    if not await enter(config.redis_url, who="the API"):
+        return
     server = _Server(
         uvicorn.Config(
             app,
             host=config.host,
             port=config.port,
+            http=bounded_protocol(config.receive_timeout_s),
+            ws="none",
             log_config=None,
             access_log=False,
             server_header=False,
@@ -94,13 +99,3 @@ async def run_api(config: ApiConfig, *, on_ready: Callable[[str], None] | None =
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
-
-
-async def _check_redis(url: str) -> None:
-    """Whether it is set up as it must be; one that is away is the lifespan's to complain about."""
-    client = connect(url)
-    try:
-        with contextlib.suppress(BrokerUnavailableError):
-            await check_eviction(client)
-    finally:
-        await client.aclose()

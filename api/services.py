@@ -14,7 +14,8 @@ from api.answers import Answer, Choice, Chores
 from api.backend import Backend, Handle
 from api.bundles import Bundle, Bundles
 from api.config import ApiConfig, is_loopback
-from api.errors import ApiError, BadRequestError, BusyError, from_broker
+from api.errors import ApiError, BadRequestError, BusyError
+from api.http.callers import names_this_machine
 from api.intake import Job, Payer, idempotency_of
 from api.keyed import Detached
 from api.metrics import Metrics
@@ -31,8 +32,6 @@ COMPLETION_DECODER = msgspec.json.Decoder(CompletionRequest)
 TIMEOUT_HEADER = "x-mtplx-timeout-ms"
 IDEMPOTENCY_S = 24 * 3600.0
 """How long a key stands for its request, as long as that has a record."""
-ACCEPT_PATIENCE_S = 10.0
-"""How long a call waits for the queue to take it."""
 FORESIGHT_AGE_S = 2.0
 """A wait may have been foreseen so long ago, and the line it was foreseen for be gone by now."""
 
@@ -83,10 +82,11 @@ class Services:
             ApiError: no key of ours, or a name that is not this machine's.
         """
         config = self.config
-        if self.keys.is_open and not config.allow_open and is_loopback(config.host) and not is_loopback(host):
+        is_private = self.keys.is_open and not config.allow_open and is_loopback(config.host)
+        if is_private and not names_this_machine(host, config.allow_host):
             raise ApiError(
                 f"Host {host!r}: without keys this server answers to loopback names only; "
-                "use keys, or serve openly (--allow-open).",
+                "name it (--allow-host), use keys, or serve openly (--allow-open).",
                 status=403,
                 kind="invalid_request_error",
                 code="host_not_allowed",
@@ -109,7 +109,8 @@ class Services:
         self._check_wait(job, way, terms)
         choices: list[Choice] = []
         try:
-            async with asyncio.timeout(ACCEPT_PATIENCE_S), self.backend.while_answering():
+            # In a burst a call waits its turn as long as its deadline allows; a Redis that is silent ends it sooner.
+            async with asyncio.timeout(terms.timeout_ms / 1000), self.backend.while_answering():
                 for index in range(len(job.works)):
                     handle = await self._submit(job, terms, index)
                     choices.append(self._choice(index, handle, job, way))
@@ -118,7 +119,7 @@ class Services:
             for choice in choices:
                 self.chores.spawn(choice.handle.abandon("client"), name="abandon-request")
             if isinstance(error, TimeoutError):
-                raise from_broker(BrokerUnavailableError("Redis does not answer")) from error
+                raise BusyError("The queue did not take the request before its deadline.", code="queue_full") from error
             if isinstance(error, QueueFullError):
                 error.retry_after_s = self._wait_s(job, way)
             raise
@@ -181,5 +182,6 @@ class Services:
             stops=request.stop,
             hidden=frozenset() if request.ignore_eos else frozenset(way.route.card.eos_token_ids),
             tracks_tokens=job.has_logprobs,
+            min_tokens=request.min_tokens,
         )
         return Choice(index, handle, way.bundle.text.stream(rules), has_logprobs=job.has_logprobs)

@@ -11,11 +11,13 @@ import codecs
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from api.control_tokens import ControlTokens, GuardedTokenizer
 from api.text_bounds import bytes_per_token
 from broker.errors import WireError
 from broker.stops import StopMatcher
@@ -30,6 +32,8 @@ class TextRules:
     hidden: frozenset[int] = frozenset()
     """Tokens that end the text and are no part of it."""
     tracks_tokens: bool = False
+    min_tokens: int = 0
+    """Tokens with which no stop string ends the text."""
 
 
 class TextStream(Protocol):
@@ -47,11 +51,15 @@ class TextStream(Protocol):
     def shown_tokens(self) -> int:
         """Leading tokens whose text is wholly out; counted only where the rules ask for it."""
 
+    @property
+    def pieces(self) -> Sequence[bytes]:
+        """What each token has added to the text, in order; kept only where the rules ask for it."""
+
     def feed(self, tokens: Sequence[int]) -> str:
         """The text these tokens release."""
 
     def finish(self) -> str:
-        """What was still held back, because the completion is over."""
+        """What was still held back, because the completion is over; half a character is left out."""
 
 
 class TokenizerText:
@@ -68,6 +76,16 @@ class TokenizerText:
         self._tokenizer.no_padding()
         self.bytes_per_token: int | None = bytes_per_token(tokenizer_json, self.table)
         """The most bytes of a text that one token can stand for; None where no bound is known."""
+        self.controls = ControlTokens(self._tokenizer.get_added_tokens_decoder())
+
+    @cached_property
+    def guarded(self) -> GuardedTokenizer:
+        """The tokenizer to which unmarked control tokens are text. It takes long to make and few requests need it.
+
+        Raises:
+            UnguardedError: it cannot be made.
+        """
+        return GuardedTokenizer(self._tokenizer, self.controls)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
@@ -84,6 +102,13 @@ class TokenizerText:
             return _ByteStream(self.table, rules)
         return _DecodedStream(self._tokenizer, rules)
 
+    def is_special(self, token: int) -> bool:
+        """Whether a token is no part of any text."""
+        if self.table is not None:
+            return not text_of(self.table, (token,))
+        added = self._tokenizer.get_added_tokens_decoder().get(token)
+        return added is not None and added.special
+
     def token_bytes(self, token: int) -> bytes:
         """The bytes of one token; a special token's are its name's."""
         known = text_of(self.table, (token,)) if self.table is not None else b""
@@ -97,10 +122,12 @@ class _Shown:
         self._pending: deque[tuple[int, int]] = deque()
         self._length = 0
         self.count = 0
+        self.pieces: list[bytes] = []
 
-    def add(self, size: int) -> None:
-        self._pending.append((self._length, self._length + size))
-        self._length += size
+    def add(self, piece: bytes) -> None:
+        self._pending.append((self._length, self._length + len(piece)))
+        self._length += len(piece)
+        self.pieces.append(piece)
 
     def advance(self, shown: int) -> None:
         """The first `shown` bytes of the text are out. Tokens without bytes wait for the next that has some, since
@@ -129,6 +156,8 @@ class _MatchedText:
 
     def __init__(self, rules: TextRules) -> None:
         self._hidden = rules.hidden
+        self._barred = rules.min_tokens
+        """Next tokens with which no stop string ends the text."""
         self._matcher = StopMatcher(rules.stops)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._bytes_out = 0
@@ -142,18 +171,28 @@ class _MatchedText:
     def shown_tokens(self) -> int:
         return 0 if self._shown is None else self._shown.count
 
+    @property
+    def pieces(self) -> Sequence[bytes]:
+        return () if self._shown is None else self._shown.pieces
+
     def finish(self) -> str:
         rest = self._matcher.flush()
         if self._shown is not None:
             self._shown.finish(self.end)
-        return self._decoder.decode(rest, True)
+        return self._decoder.decode(rest)  # not as the last bytes: what ends within a character is left out
 
-    def _release(self, data: bytes) -> str:
-        safe, end = self._matcher.feed(data)
+    def _split(self, tokens: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+        """The next tokens: those with which the text cannot end yet, and the rest."""
+        barred = min(self._barred, len(tokens))
+        self._barred -= barred
+        return (tokens[:barred], tokens[barred:]) if barred else ((), tokens)
+
+    def _release(self, data: bytes, *, may_end: bool) -> str:
+        safe, _ = self._matcher.feed(data, may_end=may_end)
         self._bytes_out += len(safe)
         if self._shown is not None:
             self._shown.advance(self._bytes_out)
-        return self._decoder.decode(safe, end is not None)
+        return self._decoder.decode(safe)
 
 
 class _ByteStream(_MatchedText):
@@ -166,11 +205,16 @@ class _ByteStream(_MatchedText):
         self._table = table
 
     def feed(self, tokens: Sequence[int]) -> str:
+        barred, rest = self._split(tokens)
+        early = self._feed(barred, may_end=False) if barred else ""
+        return early + self._feed(rest, may_end=True)
+
+    def _feed(self, tokens: Sequence[int], *, may_end: bool) -> str:
         visible = tokens if self._hidden.isdisjoint(tokens) else [t for t in tokens if t not in self._hidden]
         if self._shown is not None:
             for token in tokens:
-                self._shown.add(0 if token in self._hidden else len(text_of(self._table, (token,))))
-        return self._release(text_of(self._table, visible))
+                self._shown.add(b"" if token in self._hidden else text_of(self._table, (token,)))
+        return self._release(text_of(self._table, visible), may_end=may_end)
 
 
 class _DecodedStream(_MatchedText):
@@ -184,11 +228,13 @@ class _DecodedStream(_MatchedText):
         self._decode = DecodeStream(skip_special_tokens=True)
 
     def feed(self, tokens: Sequence[int]) -> str:
-        return "".join([self._feed_one(token) for token in tokens])
+        barred, rest = self._split(tokens)
+        early = [self._feed_one(token, may_end=False) for token in barred]
+        return "".join([*early, *(self._feed_one(token, may_end=True) for token in rest)])
 
-    def _feed_one(self, token: int) -> str:
+    def _feed_one(self, token: int, *, may_end: bool) -> str:
         step = None if token in self._hidden else self._decode.step(self._tokenizer, token)
         data = (step or "").encode(errors="replace")
         if self._shown is not None:
-            self._shown.add(len(data))
-        return self._release(data)
+            self._shown.add(data)
+        return self._release(data, may_end=may_end)

@@ -20,8 +20,8 @@ from api.formats import ChatFormat, CompletionFormat, Format, sum_usage
 from api.intake import Job, Work
 from api.schemas import Chat, Completion, Usage
 from api.text import TextRules
-from broker.client import Handle
 from broker.errors import WireError
+from broker.handle import Handle
 from broker.wire import Cause, Request, Ticket
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
@@ -68,6 +68,7 @@ class Reading:
             stops=request.stop,
             hidden=frozenset() if request.ignore_eos else self.eos_token_ids,
             tracks_tokens=self.job.has_logprobs,
+            min_tokens=request.min_tokens,
         )
         return Choice(index, handle, self.bundle.text.stream(rules), has_logprobs=self.job.has_logprobs)
 

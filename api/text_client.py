@@ -25,8 +25,9 @@ from api.models import Catalog
 from api.parsing import parse
 from api.schemas import ChatRequest, CompletionRequest
 from api.text_calls import Endpoint, Reading, TextCall, decode_note, note_of, reading_of
-from broker.client import Client, Handle
+from broker.client import Client
 from broker.errors import UnknownRequestError
+from broker.handle import Handle
 from broker.notes import read_note, write_note
 from broker.wire import Priority
 

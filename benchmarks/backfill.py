@@ -75,7 +75,10 @@ def main(*, quick: bool, as_json: bool, mode: str, head: Path | None) -> None:
 
 async def measure(redis_url: str, url: str, plan: Plan, *, as_json: bool) -> None:
     """Alone, alone, together; then what that says."""
-    async with await TextClient.open(redis_url) as text, httpx.AsyncClient(base_url=url, timeout=600) as http:
+    async with (
+        await TextClient.open(redis_url) as text,
+        httpx.AsyncClient(trust_env=False, base_url=url, timeout=600) as http,
+    ):
         [model] = [model.id for model in await text.catalog.models()]
         await call(http, model, plan, count=1)  # warms up
         idle, _ = await call(http, model, plan, count=plan.calls)

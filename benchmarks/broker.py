@@ -40,7 +40,7 @@ def main(*, quick: bool, as_json: bool) -> None:
     stack = Stack()
     stack.arguments["worker"] = ("--engine", "scripted", "--decode-batch-max", str(ROWS))
     with stack:
-        model = httpx.get(f"{stack.url}/v1/models").json()["data"][0]["id"]
+        model = httpx.get(f"{stack.url}/v1/models", trust_env=False).json()["data"][0]["id"]
         short = measure_requests(stack, model, requests)
         long = measure_tokens(stack, model, tokens)
     lines = [
@@ -59,7 +59,7 @@ def measure_requests(stack: Stack, model: str, count: int) -> Figures:
 
     async def go() -> float:
         limits = httpx.Limits(max_connections=STREAMS)
-        async with httpx.AsyncClient(base_url=stack.url, timeout=60, limits=limits) as client:
+        async with httpx.AsyncClient(trust_env=False, base_url=stack.url, timeout=60, limits=limits) as client:
             body = chat_body("Hello", model=model, max_tokens=1)
             gate = asyncio.Semaphore(STREAMS)
 

@@ -73,7 +73,7 @@ async def run_clients(url: str, clients: Sequence[Sequence[dict[str, Any]]]) -> 
     async def ask(bodies: Sequence[dict[str, Any]]) -> list[Answer]:
         return [await stream_answer(http, body) for body in bodies]
 
-    async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as http:
+    async with httpx.AsyncClient(trust_env=False, base_url=url, timeout=600, limits=limits) as http:
         started = time.perf_counter()
         answers = await asyncio.gather(*map(ask, clients))
         return Round(tuple(itertools.chain(*answers)), time.perf_counter() - started)

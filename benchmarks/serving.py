@@ -132,7 +132,7 @@ class MlxLmServer:
 
     def _answers(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/health", timeout=2).status_code == 200
+            return httpx.get(f"{self.url}/health", trust_env=False, timeout=2).status_code == 200
         except httpx.TransportError:
             return False
 
@@ -186,7 +186,7 @@ def _bodies(model: str, plan: Plan, *, clients: int, turn: int) -> list[list[dic
 
 
 def _served_name(url: str) -> str:
-    return str(httpx.get(f"{url}/v1/models", timeout=10).json()["data"][0]["id"])
+    return str(httpx.get(f"{url}/v1/models", trust_env=False, timeout=10).json()["data"][0]["id"])
 
 
 def _model_folder() -> Path:

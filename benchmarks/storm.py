@@ -1,4 +1,4 @@
-"""What crowds of clients do to the API: leavers, idle streams, and sixteen times as many clients as rows.
+"""What crowds of clients do to the API: leavers, idle streams, bursts, and sixteen times as many clients as rows.
 
 `python -m benchmarks.storm [--quick] [--json]`. Real processes on the scripted engine, so that only the system's own
 costs show.
@@ -17,6 +17,7 @@ import click
 import httpx
 import psutil
 
+from api.descriptors import allow_many_connections as raise_file_limit
 from benchmarks.ratios import report
 from tests.support.stack import Stack
 from tests.support.told import Told, body_of, listen
@@ -29,11 +30,12 @@ EXACT = "b1-exact"
 @click.option("--quick", is_flag=True, help="A quarter of the clients.")
 @click.option("--json", "as_json", is_flag=True)
 def main(*, quick: bool, as_json: bool) -> None:
-    """Measure all three crowds."""
+    """Measure all four crowds."""
     share = 4 if quick else 1
     result = {
         "leavers": asyncio.run(measure_leavers(160 // share, 200 // share)),
         "idle": asyncio.run(measure_idle(1000 // share)),
+        "burst": asyncio.run(measure_burst(2000 // share)),
         "overload": asyncio.run(measure_overload(128 // share)),
     }
     report([f"{crowd}: {figures}" for crowd, figures in result.items()], result, as_json=as_json)
@@ -68,7 +70,9 @@ async def measure_idle(streams: int) -> dict[str, Any]:
         alone_s = await _gaps_s(stack)
         api = psutil.Process(stack.processes["api-0"].pid)
         rss_before = api.memory_info().rss
-        async with httpx.AsyncClient(verify=False, base_url=stack.url, timeout=None, limits=_limits()) as http:
+        async with httpx.AsyncClient(
+            trust_env=False, verify=False, base_url=stack.url, timeout=None, limits=_limits()
+        ) as http:
             idle = [asyncio.create_task(listen(http, Told(f"idle {i}", 100))) for i in range(streams)]
             await _until_queued(stack, streams)
             api.cpu_percent()
@@ -87,6 +91,44 @@ async def measure_idle(streams: int) -> dict[str, Any]:
     }
 
 
+async def measure_burst(streams: int) -> dict[str, Any]:
+    """Streams that all begin at once: how they end, what they take of the API process, and how fast it is meanwhile."""
+    raise_file_limit()
+    async with _stack(("--decode-batch-max", "64")) as stack:
+        api = psutil.Process(stack.processes["api-0"].pid)
+        rss_before, most_rss, most_files = api.memory_info().rss, 0, 0
+        headers_s: list[float] = []
+        ends: Counter[str] = Counter()
+        started_s = time.monotonic()
+        async with httpx.AsyncClient(verify=False, base_url=stack.url, timeout=600, limits=_limits()) as http:
+            crowd = asyncio.gather(*(_burst_stream(http, f"burst {i}", ends, headers_s) for i in range(streams)))
+            while not crowd.done():
+                await asyncio.wait([crowd], timeout=0.5)
+                most_rss = max(most_rss, api.memory_info().rss)
+                most_files = max(most_files, api.num_fds())
+            await crowd
+    return {
+        "streams": streams,
+        "ends": dict(ends),
+        "all_done_s": round(time.monotonic() - started_s, 2),
+        "headers_ms": _spread_ms(headers_s),
+        "api_kb_per_stream": round((most_rss - rss_before) / streams / 1024, 1),
+        "api_files": most_files,
+    }
+
+
+async def _burst_stream(http: httpx.AsyncClient, text: str, ends: Counter[str], headers_s: list[float]) -> None:
+    asked_s, seen = time.monotonic(), ""
+    try:
+        async with http.stream("POST", "/v1/completions", json=body_of(text, 8, stream=True)) as response:
+            headers_s.append(time.monotonic() - asked_s)
+            async for line in response.aiter_lines():
+                seen = line or seen
+            ends["done" if seen == "data: [DONE]" else f"status {response.status_code}: {seen[:60]}"] += 1
+    except httpx.TransportError as error:
+        ends[type(error).__name__] += 1
+
+
 async def measure_overload(clients: int) -> dict[str, Any]:
     """Clients on eight rows and a queue that does not hold them all; each comes back when it is told to."""
     stack_bound = max(clients * 3 // 4, 9)
@@ -95,7 +137,7 @@ async def measure_overload(clients: int) -> dict[str, Any]:
         pages_s: list[float] = []
         started_s = time.monotonic()
         answers = asyncio.gather(*(_insist(stack, f"client {i}", refusals) for i in range(clients)))
-        async with httpx.AsyncClient(verify=False, base_url=stack.url, timeout=30) as http:
+        async with httpx.AsyncClient(trust_env=False, verify=False, base_url=stack.url, timeout=30) as http:
             while not answers.done():
                 for path in ("/health", "/metrics", "/v1/models"):
                     asked_s = time.monotonic()
@@ -127,7 +169,7 @@ async def _stack(worker: Sequence[str], *, api: Sequence[str] = ()) -> Any:
 async def _leave(stack: Stack, text: str, *, after: int) -> None:
     """Open a stream and reset it after so many chunks."""
     async with (
-        httpx.AsyncClient(verify=False, base_url=stack.url, timeout=120) as http,
+        httpx.AsyncClient(trust_env=False, verify=False, base_url=stack.url, timeout=120) as http,
         http.stream("POST", "/v1/completions", json=body_of(text, 4096, stream=True)) as response,
     ):
         if not after:
@@ -139,7 +181,7 @@ async def _leave(stack: Stack, text: str, *, after: int) -> None:
 
 async def _insist(stack: Stack, text: str, refusals: Counter[int]) -> float:
     started_s = time.monotonic()
-    async with httpx.AsyncClient(verify=False, base_url=stack.url, timeout=120) as http:
+    async with httpx.AsyncClient(trust_env=False, verify=False, base_url=stack.url, timeout=120) as http:
         while True:
             answer = await http.post("/v1/completions", json=body_of(text, 60, stream=False))
             if answer.status_code == 200:
@@ -150,7 +192,7 @@ async def _insist(stack: Stack, text: str, refusals: Counter[int]) -> float:
 
 async def _first_token_s(stack: Stack) -> float:
     started_s = time.monotonic()
-    async with httpx.AsyncClient(verify=False, base_url=stack.url, timeout=120) as http:
+    async with httpx.AsyncClient(trust_env=False, verify=False, base_url=stack.url, timeout=120) as http:
         await http.post("/v1/completions", json=body_of("first token", 1, stream=False))
     return time.monotonic() - started_s
 
@@ -159,7 +201,7 @@ async def _gaps_s(stack: Stack) -> list[float]:
     """Seconds between the tokens of one stream on the lane that is not stuck."""
     at_s: list[float] = []
     body = {**body_of("active", 300, stream=True), "numerics_profile": EXACT}
-    async with httpx.AsyncClient(verify=False, base_url=stack.url, timeout=120) as http:
+    async with httpx.AsyncClient(trust_env=False, verify=False, base_url=stack.url, timeout=120) as http:
         while not at_s:  # the API hears of a new lane a little later
             async with http.stream("POST", "/v1/completions", json=body) as response:
                 if response.status_code >= 500:
@@ -172,7 +214,7 @@ async def _gaps_s(stack: Stack) -> list[float]:
 
 async def _until_idle(stack: Stack) -> None:
     """Until nothing is queued and no row is active, as `/health` says."""
-    async with httpx.AsyncClient(verify=False, base_url=stack.url, timeout=30) as http:
+    async with httpx.AsyncClient(trust_env=False, verify=False, base_url=stack.url, timeout=30) as http:
         while True:
             health = (await http.get("/health")).json()
             rows = [worker["rows_free"] - worker["rows"] for lane in health["lanes"] for worker in lane["workers"]]
@@ -182,7 +224,7 @@ async def _until_idle(stack: Stack) -> None:
 
 
 async def _until_queued(stack: Stack, count: int) -> None:
-    async with httpx.AsyncClient(verify=False, base_url=stack.url, timeout=30) as http:
+    async with httpx.AsyncClient(trust_env=False, verify=False, base_url=stack.url, timeout=30) as http:
         while (await http.get("/health")).json()["queue"].get("interactive", 0) < count:
             await asyncio.sleep(0.1)
 

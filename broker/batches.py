@@ -23,6 +23,7 @@ Guard = Callable[[], contextlib.AbstractAsyncContextManager[None]]
 STUB_MS = 3600 * 1000
 """Longer than a process may be stopped and still act on what it thought before."""
 OVER: frozenset[str] = frozenset({"failed", "completed", "expired", "cancelled"})
+NO_BATCH_WORKER = "no batch worker runs; start one with: mtplx batch-worker"
 
 
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +75,14 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_over(self) -> bool:
         return self.status in OVER
+
+
+class BatchWorkerRecord(NamedTuple):
+    """A batch worker as RQ knows it."""
+
+    name: str
+    host: str
+    pid: str
 
 
 class Beat(NamedTuple):
@@ -204,6 +213,20 @@ class BatchDesk:
                 await cast("Any", self._client.srem(keys.OPEN_BATCHES, *expired))
         records = [record for record in found.values() if record is not None]
         return sorted(records, key=lambda each: (each.created_at, each.id))
+
+    async def batch_workers(self) -> list[BatchWorkerRecord]:
+        """Those whose record has not expired."""
+        async with self._asking():
+            names = sorted(await cast("Any", self._client.smembers(keys.BATCH_WORKERS)))
+            pipe = self._client.pipeline(transaction=False)
+            for name in names:
+                pipe.hmget(name, "birth", "death", "hostname", "pid")
+            found = await pipe.execute() if names else []
+        return [
+            BatchWorkerRecord(name.decode().rpartition(":")[2], (host or b"").decode(), (pid or b"").decode())
+            for name, (birth, death, host, pid) in zip(names, found, strict=True)
+            if birth is not None and death is None
+        ]
 
     async def move(
         self,

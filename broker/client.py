@@ -10,14 +10,15 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Sequence
-from typing import NamedTuple, cast
+from typing import cast
 
 from redis.asyncio import Redis
 
 from broker import keys, tasks
-from broker.connection import answered_within, connect, translated
+from broker.connection import CONNECTIONS_MAX, answered_within, connect, translated
+from broker.entrance import check_server
 from broker.errors import BrokerUnavailableError
+from broker.handle import SILENCE_S, Handle, Progression
 from broker.registry import Registry
 from broker.replies import Inbox, ReplyHub
 from broker.scripts import (
@@ -33,55 +34,43 @@ from broker.scripts import (
 )
 from broker.silence import TICK_S, SilenceWatch
 from broker.wire import (
-    TERMINAL,
     WIRE_VERSION,
     Cause,
-    Event,
     Failed,
     Finished,
-    Logprob,
     Request,
     Ticket,
-    Tokens,
     decode_events,
     decode_logprob,
     new_id,
-    unpack_tokens,
 )
 
 logger = logging.getLogger(__name__)
 
-SILENCE_S = 5.0
-"""A live request that hears nothing for so long reads its state."""
 ATTACHED_POLL_S = 0.25
 """How often the log is read of a request whose messages go to another listener."""
 BEAT_S = 0.2
 """Often enough for a lease of a second: whoever is late by a whole lease loses its requests."""
+IDLE_BEAT_S = 0.4
+"""While nothing is open there are no requests to lose; still twice within a lease of a second."""
 BEAT_WITHIN_S = 1.0
 """A heartbeat that takes longer is tried again over another connection. By then a Redis that answers nobody has been
 noticed."""
 UNLIMITED = Quota()
 
 
-class Progression(NamedTuple):
-    """State and log of a request from some position on, read together."""
-
-    status: str | None
-    """None: Redis knows no such request."""
-    end: Finished | Failed | None
-    tokens: bytes
-    logprobs: Sequence[Logprob]
-
-
 class Client:
     """One per process: a command client, a reply subscription and a heartbeat under one incarnation id."""
 
-    def __init__(self, commands: Redis, subscriber: Redis, *, bounds: Bounds, silence_s: float) -> None:
+    def __init__(self, commands: Redis, subscriber: Redis, *, bounds: Bounds, silence_s: float, pulse: Redis) -> None:
         self.id = new_id("api")
         self.commands = commands
         self.scripts = Scripts(commands)
         self.registry = Registry(commands)
         self._subscriber = subscriber
+        self._pulse = pulse
+        # A burst of requests must not make its process look dead.
+        self._heart_scripts = self.scripts if pulse is commands else Scripts(pulse)
         self._bounds = bounds
         self._silence_s = silence_s
         self._hub = ReplyHub(subscriber, keys.reply(self.id), on_restored=self.cancel_orphans)
@@ -91,20 +80,42 @@ class Client:
         self._ear: asyncio.Task[None] | None = None
 
     @classmethod
-    async def open(cls, url: str, *, bounds: Bounds = DEFAULT_BOUNDS, silence_s: float = SILENCE_S) -> Client:
+    async def open(
+        cls,
+        url: str,
+        *,
+        bounds: Bounds = DEFAULT_BOUNDS,
+        silence_s: float = SILENCE_S,
+        connections: int = CONNECTIONS_MAX,
+    ) -> Client:
         """Connect, subscribe and register.
 
         Raises:
             BrokerUnavailableError: Redis does not answer.
+            BrokerConfigError: Redis may lose accepted requests.
         """
-        return await cls.over(connect(url), connect(url, blocking=True), bounds=bounds, silence_s=silence_s)
+        commands = connect(url, connections=connections)
+        try:
+            await check_server(commands)
+        except BaseException:
+            await commands.aclose()
+            raise
+        pulse = connect(url, connections=1)
+        blocking = connect(url, blocking=True)
+        return await cls.over(commands, blocking, bounds=bounds, silence_s=silence_s, pulse=pulse)
 
     @classmethod
     async def over(
-        cls, commands: Redis, subscriber: Redis, *, bounds: Bounds = DEFAULT_BOUNDS, silence_s: float = SILENCE_S
+        cls,
+        commands: Redis,
+        subscriber: Redis,
+        *,
+        bounds: Bounds = DEFAULT_BOUNDS,
+        silence_s: float = SILENCE_S,
+        pulse: Redis | None = None,
     ) -> Client:
-        """Like `open`, over clients that exist; they are closed with it."""
-        client = cls(commands, subscriber, bounds=bounds, silence_s=silence_s)
+        """Like `open`, over clients that exist; they are closed with it. Heartbeats go over `pulse`, if given."""
+        client = cls(commands, subscriber, bounds=bounds, silence_s=silence_s, pulse=pulse or commands)
         try:
             await client._register()
             await client._hub.start()
@@ -178,7 +189,8 @@ class Client:
             return Handle(self, accepted, Inbox(), silence_s=ATTACHED_POLL_S, has_logprobs=has_logprobs)
         # Accepted before, it may tell another listener, one that is gone: then the log must be read.
         silence_s = self._silence_s if accepted.is_new else ATTACHED_POLL_S
-        return Handle(self, accepted, inbox, silence_s=silence_s, has_logprobs=has_logprobs)
+        due_s = asyncio.get_running_loop().time() + timeout_ms / 1000 if accepted.is_new else None
+        return Handle(self, accepted, inbox, silence_s=silence_s, has_logprobs=has_logprobs, due_s=due_s)
 
     async def enqueue(
         self,
@@ -252,7 +264,7 @@ class Client:
         """Through trouble of every kind: without heartbeats this process would be dead to all others."""
         troubles: set[str] = set()
         while True:
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(BEAT_S if self.open_requests else IDLE_BEAT_S)
             try:
                 async with answered_within(BEAT_WITHIN_S):
                     await self.beat()
@@ -266,17 +278,16 @@ class Client:
 
     async def _note_silence(self) -> None:
         loop = asyncio.get_running_loop()
-        looked_s = loop.time()
         while True:
+            await self._silence.wait_for_question()
+            looked_s = loop.time()
             await asyncio.sleep(TICK_S)
-            now_s = loop.time()
-            self._silence.tick(now_s - looked_s)
-            looked_s = now_s
+            self._silence.tick(loop.time() - looked_s)
 
     async def beat(self) -> None:
         """Say that this process lives; register anew if it was declared dead."""
         with self._silence.asking():
-            is_known = await self.scripts.beat(self.id, {"open": self.open_requests})
+            is_known = await self._heart_scripts.beat(self.id, {"open": self.open_requests})
         if not is_known:
             logger.warning("this process was declared dead; it registers anew", extra={"api": self.id})
             await self.scripts.retire(self.id)
@@ -288,104 +299,4 @@ class Client:
         await self._hub.close()
         await self.commands.aclose()
         await self._subscriber.aclose()
-
-
-class Handle:
-    """One submitted request, for one reader."""
-
-    def __init__(
-        self, client: Client, accepted: Accepted, inbox: Inbox, *, silence_s: float, has_logprobs: bool
-    ) -> None:
-        self.accepted = accepted
-        """What ACCEPT answered."""
-        self._client = client
-        self._inbox = inbox
-        self._silence_s = silence_s
-        self._has_logprobs = has_logprobs
-        self._seen = bytearray()
-        """Packed tokens handed to the reader so far."""
-
-    async def events(self) -> AsyncIterator[Event]:
-        """Tokens, progress, and exactly one `Finished` or `Failed` last.
-
-        Survives lost messages, reconnects and a Redis that is away; ends with `Failed` when Redis no longer knows
-        the request, or holds other tokens than were handed out.
-        """
-        while True:
-            event = await self._inbox.get(self._silence_s)
-            async for ready in self._settle(event):
-                if isinstance(ready, Finished | Failed):
-                    self._client.forget(self.request_id)
-                    yield ready
-                    return
-                yield ready
-
-    async def cancel(self, cause: Cause) -> CancelOutcome:
-        return await self._client.cancel(self.request_id, cause)
-
-    async def abandon(self, cause: Cause = "client") -> None:
-        """The reader has left: cancel wherever the request is, and forget it."""
-        await self._client.abandon(self.request_id, cause)
-
-    def leave(self) -> None:
-        """The reader has left, and the request goes on."""
-        self._client.forget(self.request_id)
-
-    @property
-    def request_id(self) -> str:
-        return self.accepted.request_id
-
-    @property
-    def _position(self) -> int:
-        return len(self._seen) // 4
-
-    async def _settle(self, event: Event | None) -> AsyncIterator[Event]:
-        """What one event, or the lack of one, means for the reader."""
-        match event:
-            case Tokens() if event.position <= self._position:
-                if (fresh := self._take(event)) is not None:
-                    yield fresh
-            case Finished() if event.length in (-1, self._position) and event.length >= 0:
-                yield event
-            case None | Tokens() | Finished() | Failed():
-                async for ready in self._repair():
-                    yield ready
-            case _:
-                yield event
-
-    def _take(self, event: Tokens) -> Tokens | Failed | None:
-        """The part of an event that is new to the reader; None if there is none."""
-        start = event.position * 4
-        overlap = min(len(self._seen) - start, len(event.tokens))
-        if self._seen[start : start + overlap] != event.tokens[:overlap]:
-            message = "the request was run again after Redis lost its last moments, and went another way"
-            return Failed(self.request_id, "diverged", message)
-        fresh = event.tokens[overlap:]
-        if not fresh:
-            return None
-        logprobs = None if event.logprobs is None else event.logprobs[overlap // 4 :]
-        taken = Tokens(self.request_id, self._position, fresh, logprobs)
-        self._seen += fresh
-        return taken
-
-    async def _repair(self) -> AsyncIterator[Event]:
-        """Read state and log: hand out what was missed, and the end if there is one."""
-        try:
-            found = await self._client.read(self.request_id, self._position)
-        except BrokerUnavailableError:
-            return  # the subscription's return, or the next silence, brings us here again
-        if found.status is None:
-            yield Failed(self.request_id, "lost", "Redis no longer knows this request")
-            return
-        if found.tokens:
-            logprobs = tuple(found.logprobs) if self._has_logprobs else None
-            fresh = self._take(Tokens(self.request_id, self._position, found.tokens, logprobs))
-            if fresh is not None:
-                yield fresh
-        if found.status in TERMINAL:
-            yield found.end or Failed(self.request_id, "lost", "the request ended without a record of how")
-
-
-def tokens_of(event: Tokens) -> tuple[int, ...]:
-    """The token ids an event carries."""
-    return unpack_tokens(event.tokens)
+        await self._pulse.aclose()

@@ -8,39 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
+import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, cast
 
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff, NoBackoff
-from redis.exceptions import (
-    AuthenticationError,
-    ClusterDownError,
-    ConnectionError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisError,
-    TryAgainError,
-)
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import RedisError
 
 from broker.errors import BrokerConfigError, BrokerUnavailableError
+from broker.meanings import as_broker_error
+from broker.pool import WaitingPool
 
 CONNECT_TIMEOUT_S = 1.0
 COMMAND_TIMEOUT_S = 5.0
 CONNECTIONS_MAX = 32
-_PASSING = (ReadOnlyError, ClusterDownError, TryAgainError)
-"""Replies that the client knows by a class of their own; their texts have lost the code. Where a master is down, the
-class is one of a cluster that is."""
-_PASSING_CODE = re.compile(
-    "(?:^|[ -])(?:OOM|LOADING|MISCONF|READONLY|BUSY|CLUSTERDOWN|MASTERDOWN|TRYAGAIN|NOREPLICAS|UNBLOCKED)(?: |$)"
-)
-"""Codes in a reply's text: at its start, or where a pipeline or a script passes the reply on."""
+VANISHED_S = 30
+PROBES = 3
+_TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_USER_PART = re.compile("(?<=://)([^/?#:]*):[^/?#]*@")
+_SECRET = re.compile("(?<=password=)[^&#]+")
 
 
-def connect(url: str, *, blocking: bool = False) -> Redis:
+def connect(url: str, *, blocking: bool = False, connections: int = CONNECTIONS_MAX) -> Redis:
     """A client for any redis-py URL, replies as bytes; nothing is sent before its first command.
 
     Raises:
@@ -54,40 +47,59 @@ def connect(url: str, *, blocking: bool = False) -> Redis:
         "retry": Retry(NoBackoff(), 0) if blocking else Retry(ExponentialBackoff(cap=0.1, base=0.02), 3),
     }
     if blocking and not url.startswith("unix:"):
-        options["socket_keepalive"] = True  # a peer that vanished must end a read that waits for ever
-    try:
-        # Whoever finds all connections busy waits for one; a plain pool would refuse a burst of requests.
-        pool = BlockingConnectionPool.from_url(
-            url, max_connections=CONNECTIONS_MAX, timeout=COMMAND_TIMEOUT_S, **options
-        )
-    except ValueError as error:
-        raise BrokerConfigError(f"redis = {url!r}: {error}; allowed: redis://, rediss:// or unix:// URLs") from error
+        # A peer that vanished must end a read that waits for ever.
+        options |= {"socket_keepalive": True, "socket_keepalive_options": _keepalive_options()}
+    with reading_url(url):
+        pool = WaitingPool.from_url(url, places=connections, **options)
+        try_options(pool.connection_class, pool.connection_kwargs)
     return Redis.from_pool(pool)
+
+
+def _keepalive_options() -> dict[int, int]:
+    """A connection whose other end says nothing for `VANISHED_S` ends; the system's own default is two hours."""
+    names = ("TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
+    values = (VANISHED_S // 2, VANISHED_S // (2 * PROBES), PROBES)
+    pairs = zip(names, values, strict=True)
+    return {int(getattr(socket, name)): value for name, value in pairs if hasattr(socket, name)}
+
+
+@contextlib.contextmanager
+def reading_url(url: str) -> Iterator[None]:
+    """Turns what redis-py says about a URL it cannot use into `BrokerConfigError`."""
+    try:
+        yield
+    except (ValueError, TypeError, RedisError) as error:
+        allowed = "redis://, rediss:// or unix:// URLs, with %20 for a space, %3F for a question mark and the like"
+        raise BrokerConfigError(f"redis = {without_password(url)!r}: {error}; allowed: {allowed}") from error
+
+
+def try_options(connection_class: type[Any], options: Mapping[str, Any]) -> None:
+    """Make a connection that connects to nothing, since a pool would look at a URL's options at the first command.
+
+    Raises:
+        ValueError: a file of TLS is not there. TypeError, RedisError: the options are none of this connection's.
+    """
+    connection_class(**options)
+    for name in _TLS_FILES:
+        if (path := options.get(name)) and not os.access(path, os.R_OK):
+            raise ValueError(f"{name}={path} cannot be read")
+
+
+def without_password(url: str) -> str:
+    """A Redis URL that can be shown."""
+    return _SECRET.sub("***", _USER_PART.sub(r"\1:***@", url))
 
 
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """Turns what redis-py raises when the server is away, or cannot work for now, into `BrokerUnavailableError`."""
+    """Raises what `meanings` makes of a failure: `BrokerUnavailableError`, of which `BrokerDeniedError` is one kind."""
     try:
         yield
-    except AuthenticationError as error:
-        raise BrokerConfigError(f"Redis refused the password: {error}") from error
-    except (ConnectionError, RedisTimeoutError, OutOfMemoryError, OSError) as error:
-        raise BrokerUnavailableError(f"Redis cannot be used: {error or type(error).__name__}") from error
-    except RedisError as error:
-        if not is_passing(error):
+    except (RedisError, OSError, RuntimeError) as error:
+        meant = as_broker_error(error)
+        if meant is None:
             raise
-        raise BrokerUnavailableError(f"Redis cannot be used: {error}") from error
-    except RuntimeError as error:
-        # What uvloop says when a connection breaks between a check and a write; redis-py passes it on as it is.
-        if "handler is closed" not in str(error):
-            raise
-        raise BrokerUnavailableError(f"Redis cannot be used: {error}") from error
-
-
-def is_passing(error: RedisError) -> bool:
-    """Whether a reply's error says that Redis itself cannot work now, rather than that the command was wrong."""
-    return isinstance(error, _PASSING) or _PASSING_CODE.search(str(error)) is not None
+        raise meant from error
 
 
 @contextlib.asynccontextmanager
@@ -113,17 +125,3 @@ async def server_info(client: Redis, section: str) -> Mapping[str, Any]:
     """One section of INFO."""
     with translated():
         return cast("Mapping[str, Any]", await client.info(section))
-
-
-async def check_eviction(client: Redis) -> None:
-    """Refuse a server that may evict keys.
-
-    Raises:
-        BrokerConfigError: the eviction policy is not `noeviction`.
-    """
-    policy = (await server_info(client, "memory")).get("maxmemory_policy", "noeviction")
-    if policy != "noeviction":
-        raise BrokerConfigError(
-            f"maxmemory-policy = {policy}: Redis may evict accepted requests; allowed: noeviction "
-            "(redis-cli CONFIG SET maxmemory-policy noeviction)"
-        )

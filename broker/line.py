@@ -1,14 +1,15 @@
-"""The former's copy of the waiting streams: reads only what is new, so that nothing in front can hide what is behind.
+"""The former's copy of the waiting streams: reads only what is new, and of every line only a window (see `windows`).
 
-Entries that others took away stay in the copy until a FORM misses them or the lengths are seen to differ; they cost
-a look and never a double, because the fence is in FORM.
+A round reads a bounded number of pages of each stream, whatever waits in the others. Entries that others took away stay
+in the copy until a FORM misses them or the lengths are seen to differ; they cost a look and never a double, because the
+fence is in FORM.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,22 +19,19 @@ from broker import keys
 from broker.connection import translated
 from broker.errors import WireError
 from broker.rooms import Waiting
+from broker.windows import WINDOW, Beyond, EntryKey, StreamView, line_of
+from broker.windows import Line as LineName
 from broker.wire import WIRE_VERSION, Ticket, decode_ticket
 
 STREAMS = (keys.WAIT_RETURNED, keys.WAIT_INTERACTIVE, keys.WAIT_OFFLINE)
 PAGE = 1000
-CAPACITY = 30_000
-"""Entries kept in the copy, all streams together; what is behind them waits in Redis."""
+PAGES = 4
+"""Pages of one stream that are read in one round."""
+OVERDUE_MAX = 100
+"""Entries past their deadline that are named in one round."""
 RELOAD_S = 1.0
 _MIN_WIRE_AT = 8
 """Where `min_wire` stands in a packed ticket, in every version of it."""
-
-
-class EntryKey(NamedTuple):
-    """Where an entry is."""
-
-    stream: str
-    entry_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +54,16 @@ class Unreadable:
     why: str
 
 
-@dataclass(slots=True)
-class _Stream:
-    name: str
-    last_id: str = "0-0"
-    entry_keys: set[EntryKey] = field(default_factory=set)
-    reloaded_s: float = float("-inf")
+_Page = Sequence[tuple[bytes, Mapping[bytes, bytes]]]
+
+
+class _Reading(NamedTuple):
+    """One page to be read."""
+
+    stream: StreamView
+    line: LineName | None
+    """The line that is read on; None: what is new in the stream."""
+    min_id: str
 
 
 class Line:
@@ -73,14 +75,14 @@ class Line:
         *,
         monotonic: Callable[[], float],
         page: int = PAGE,
-        capacity: int = CAPACITY,
+        window: int = WINDOW,
         wire: int = WIRE_VERSION,
     ) -> None:
         """`wire` is the highest version that is read; what needs a newer one is left alone."""
         self._client = client
         self._monotonic = monotonic
         self._page = page
-        self._capacity = capacity
+        self._window = window
         self._wire = wire
         self.clear()
 
@@ -88,7 +90,7 @@ class Line:
         """Forget everything; the next `refresh` reads from the start."""
         self.now_ms = 0
         self.unreadable: dict[EntryKey, Unreadable] = {}
-        self._streams = [_Stream(name) for name in STREAMS]
+        self._streams = {name: StreamView(name, self._window) for name in STREAMS}
         self._entries: dict[EntryKey, Entry] = {}
         self._by_request: dict[str, list[EntryKey]] = {}
         self._deadlines: list[tuple[int, EntryKey]] = []
@@ -98,20 +100,32 @@ class Line:
 
     def has_any(self, stream_name: str) -> bool:
         """Whether anything waits in a stream."""
-        return any(stream.entry_keys for stream in self._streams if stream.name == stream_name)
+        return bool(self._streams[stream_name].entry_keys)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is more to read, or more past its deadline, without anything new having come."""
+        is_unread = any(stream.has_more or stream.hungry for stream in self._streams.values())
+        return is_unread or bool(self._deadlines and self._deadlines[0][0] <= self.now_ms)
 
     @property
     def waiting(self) -> Iterator[Waiting]:
+        """The oldest requests of every line."""
         return (entry.waiting for entry in self._entries.values() if entry.waiting is not None)
+
+    @property
+    def beyond(self) -> list[Beyond]:
+        """What waits besides."""
+        return [beyond for stream in self._streams.values() for beyond in stream.beyond()]
 
     def find(self, request_ids: Iterable[str]) -> list[Entry]:
         """The entries of these requests."""
         return [self._entries[key] for request_id in request_ids for key in self._by_request.get(request_id, ())]
 
     def overdue(self) -> list[Entry]:
-        """Entries whose deadline has passed; each is returned until it is dropped."""
-        found = []
-        while self._deadlines and self._deadlines[0][0] <= self.now_ms:
+        """Entries whose deadline has passed, a bounded number; each is returned until it is dropped."""
+        found: list[Entry] = []
+        while self._deadlines and self._deadlines[0][0] <= self.now_ms and len(found) < OVERDUE_MAX:
             _, key = heapq.heappop(self._deadlines)
             if key in self._entries:
                 found.append(self._entries[key])
@@ -125,67 +139,105 @@ class Line:
             self._forget(entry.key)
 
     async def refresh(self) -> None:
-        """Read what is new, and Redis' clock."""
-        is_full = len(self._entries) >= self._capacity
-        unread = await self._read_pages([] if is_full else list(self._streams))
-        while unread and len(self._entries) < self._capacity:
-            unread = await self._read_pages(unread)
+        """Read what is new, what lines that ran low have behind them, and Redis' clock."""
+        unread = list(self._streams.values())
+        for _ in range(PAGES):
+            await self._read_pages(unread)
+            unread = [stream for stream in unread if stream.has_more or stream.hungry]
+            if not unread:
+                return
 
-    async def _read_pages(self, streams: list[_Stream]) -> list[_Stream]:
-        """One page of each stream; returns those that have more."""
+    async def _read_pages(self, streams: list[StreamView]) -> None:
+        """One page of each stream, and one of each line that ran low."""
+        readings = [_Reading(stream, None, f"({stream.last_id}") for stream in streams]
+        readings += [_Reading(stream, *hungry) for stream in streams for hungry in stream.hungry]
         with translated():
             # One transaction: a length and a page of different moments would differ for no reason.
             pipe = self._client.pipeline(transaction=True)
+            for stream, line, min_id in readings:
+                pipe.xrange(stream.name, min=min_id, max="+" if line is None else stream.last_id, count=self._page)
             for stream in streams:
-                pipe.xrange(stream.name, min=f"({stream.last_id}", count=self._page)
                 pipe.xlen(stream.name)
             pipe.time()
             *replies, (seconds, micros) = await pipe.execute()
         self.now_ms = int(seconds) * 1000 + int(micros) // 1000
-        pages = zip(streams, replies[::2], replies[1::2], strict=True)
-        return [stream for stream, page, length in pages if self._take_page(stream, page, length)]
+        pages, lengths = replies[: len(readings)], replies[len(readings) :]
+        # Lines are read on up to where their streams had been read before: so first.
+        for reading, page in sorted(zip(readings, pages, strict=True), key=lambda each: each[0].line is None):
+            if reading.line is None:
+                self._take_page(reading.stream, page)
+            else:
+                self._read_on(reading.stream, reading.line, page)
+        for stream, length in zip(streams, lengths, strict=True):
+            stream.length = length
+            self._check_length(stream)
 
-    def _take_page(self, stream: _Stream, page: list[tuple[bytes, dict[bytes, bytes]]], length: int) -> bool:
-        """Take one page into the copy; returns whether there is more to read."""
+    def _take_page(self, stream: StreamView, page: _Page) -> None:
         for raw_id, raw in page:
             self._add(stream, raw_id.decode(), raw)
-        if len(page) == self._page:
-            return True
+        stream.has_more = len(page) == self._page
+
+    def _read_on(self, stream: StreamView, line: LineName, page: _Page) -> None:
+        if line not in stream.windows:
+            return
+        for raw_id, raw in page:
+            key = EntryKey(stream.name, raw_id.decode())
+            entry = self._parse(key, raw)
+            if entry is None or line_of(entry.waiting) != line or key in self._entries:
+                continue
+            if not stream.take_again(line, key, entry.waiting):
+                return
+            self._keep(entry)
+        stream.read_on(line, after_id=page[-1][0].decode() if len(page) == self._page else None)
+
+    def _check_length(self, stream: StreamView) -> None:
+        """Others took entries that are still kept: read the stream anew, a long one not too often."""
         now_s = self._monotonic()
         is_cheap = len(stream.entry_keys) <= self._page or now_s - stream.reloaded_s >= RELOAD_S
-        if length == len(stream.entry_keys) or not is_cheap:
-            return False
+        if not stream.is_wrong or not is_cheap:
+            return
         for key in list(stream.entry_keys):
             self._forget(key)
-        stream.last_id, stream.reloaded_s = "0-0", now_s
-        return True
+        stream.read_anew(now_s)
 
-    def _add(self, stream: _Stream, entry_id: str, raw: Mapping[bytes, bytes]) -> None:
+    def _add(self, stream: StreamView, entry_id: str, raw: Mapping[bytes, bytes]) -> None:
         key = EntryKey(stream.name, entry_id)
         stream.last_id = entry_id
-        stream.entry_keys.add(key)
+        entry = self._parse(key, raw)
+        if entry is None:
+            stream.entry_keys.add(key)
+        elif stream.take(key, entry.waiting):
+            self._keep(entry)
+
+    def _parse(self, key: EntryKey, raw: Mapping[bytes, bytes]) -> Entry | None:
+        """An entry, read; None when it was set aside because no version can read it."""
         try:
-            entry = _read(key, raw, self._wire)
+            return _read(key, raw, self._wire)
         except WireError as error:
             self.unreadable[key] = Unreadable(key, raw, str(error))
-            return
-        self._entries[key] = entry
-        self._by_request.setdefault(entry.request_id, []).append(key)
-        heapq.heappush(self._deadlines, (entry.deadline_ms, key))
+            return None
+
+    def _keep(self, entry: Entry) -> None:
+        self._entries[entry.key] = entry
+        self._by_request.setdefault(entry.request_id, []).append(entry.key)
+        heapq.heappush(self._deadlines, (entry.deadline_ms, entry.key))
         if len(self._deadlines) > 2 * len(self._entries) + self._page:
             # Most requests are formed long before their deadline, and must not be remembered until then.
             self._deadlines = [(each.deadline_ms, each.key) for each in self._entries.values()]
             heapq.heapify(self._deadlines)
 
     def _forget(self, key: EntryKey) -> None:
-        self.unreadable.pop(key, None)
+        stream = self._streams[key.stream]
+        if self.unreadable.pop(key, None) is not None:
+            stream.entry_keys.discard(key)
         entry = self._entries.pop(key, None)
-        if entry is not None:
-            entry_keys = self._by_request[entry.request_id]
-            entry_keys.remove(key)
-            if not entry_keys:
-                del self._by_request[entry.request_id]
-        next(stream for stream in self._streams if stream.name == key.stream).entry_keys.discard(key)
+        if entry is None:
+            return
+        entry_keys = self._by_request[entry.request_id]
+        entry_keys.remove(key)
+        if not entry_keys:
+            del self._by_request[entry.request_id]
+        stream.forget(key, entry.waiting)
 
     def drop_unreadable(self, unreadable: Unreadable) -> None:
         """It was buried."""

@@ -31,6 +31,7 @@ _NAMES = [
     "finish",
     "hand_back",
     "cancel",
+    "reject",
     "register",
     "beat",
     "retire",
@@ -158,13 +159,14 @@ class Scripts:
             ConflictError: the id or the idempotency key is taken by another request.
         """
         request, ticket, idempotency = submission.request, submission.ticket, submission.idempotency
+        ticket = structs.replace(ticket, min_wire=max(ticket.min_wire, request.min_wire))
         seed = seed_of(request.id) if submission.seed is None else submission.seed
         listener = submission.reply.rpartition(":")[2]
         reply = await self._run(
             "accept",
             [keys.state(request.id), keys.wait(ticket.priority), keys.ORDINAL, keys.LOAD, keys.bucket(ticket.key_id)]
             + [keys.idempotency(ticket.key_id, idempotency.digest if idempotency else "")]
-            + [keys.listening(listener)],
+            + [keys.listening(listener), keys.LIVE],
             [request.id, encode(request), encode(ticket), digest(submission), f"{seed:016x}", ticket.priority]
             + [ticket.key_id, ticket.cost_tokens, submission.reply, submission.timeout_ms, submission.retain_ms]
             + [*bounds, keys.WAKE, ticket.prompt_tokens, *submission.quota]
@@ -213,7 +215,7 @@ class Scripts:
         reply = await self._run(
             "finish",
             [*_request_keys(request_id), keys.daemon(worker_id), keys.rows(worker_id)]
-            + [keys.LOAD, keys.ENDED, keys.KEY_ROWS],
+            + [keys.LOAD, keys.ENDED, keys.KEY_ROWS, keys.LIVE],
             [request_id, worker_id, attempt, row.length, row.status, row.cause, encode_events([row.event]), keys.WAKE],
         )
         return FinishResult(reply[0].decode(), int(reply[1]) if len(reply) > 1 else 0)
@@ -223,7 +225,7 @@ class Scripts:
     ) -> dict[str, HandBackOutcome]:
         """HAND_BACK; returns what became of each request."""
         script_keys = [keys.daemon(worker_id), keys.rows(worker_id), keys.WAIT_RETURNED, keys.LOAD, keys.ENDED]
-        script_keys += [keys.KEY_ROWS, keys.DEAD_LETTERS]
+        script_keys += [keys.KEY_ROWS, keys.DEAD_LETTERS, keys.LIVE]
         args: list[Any] = [worker_id, int(is_crash), max_crashes, DEAD_LETTERS_KEPT, keys.WAKE]
         for seat in seats:
             script_keys += _request_keys(seat.request_id)
@@ -243,10 +245,20 @@ class Scripts:
         reply = await self._run(
             "cancel",
             [*_request_keys(request_id), keys.LOAD, keys.ENDED]
-            + [keys.WAIT_INTERACTIVE, keys.WAIT_OFFLINE, keys.WAIT_RETURNED],
+            + [keys.WAIT_INTERACTIVE, keys.WAIT_OFFLINE, keys.WAIT_RETURNED, keys.LIVE],
             [request_id, cause, keys.CONTROL, int(if_unwanted)],
         )
         return cast("CancelOutcome", reply.decode())
+
+    async def reject(self, request_id: str, failed: Failed) -> bool:
+        """REJECT; whether the request still waited."""
+        reply = await self._run(
+            "reject",
+            [*_request_keys(request_id), keys.LOAD, keys.ENDED, keys.LIVE]
+            + [keys.WAIT_INTERACTIVE, keys.WAIT_OFFLINE, keys.WAIT_RETURNED],
+            [request_id, failed.code, failed.message],
+        )
+        return bool(reply)
 
     async def register(self, registration: Registration) -> None:
         """REGISTER."""
@@ -290,7 +302,7 @@ class Scripts:
         raw = [part for pair in islice(entry.items(), _BURIED_FIELDS) for part in pair]
         reply = await self._run(
             "bury",
-            [stream, keys.DEAD_LETTERS, *_request_keys(request_id), keys.LOAD, keys.ENDED],
+            [stream, keys.DEAD_LETTERS, *_request_keys(request_id), keys.LOAD, keys.ENDED, keys.LIVE],
             [entry_id, DEAD_LETTERS_KEPT, request_id, why, *_counted_load(entry), *raw],
         )
         return bool(reply)

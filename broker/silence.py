@@ -25,6 +25,7 @@ class SilenceWatch:
         self._silent_s = silent_s
         self._counted_s = 0.0
         self._open_questions = 0
+        self._asked = asyncio.Event()
         self._guards: set[asyncio.Timeout] = set()
 
     @property
@@ -39,11 +40,18 @@ class SilenceWatch:
     def asking(self) -> Iterator[None]:
         """Around a question whose answer proves that Redis is there."""
         self._open_questions += 1
+        self._asked.set()
         try:
             yield
             self.heard()
         finally:
             self._open_questions -= 1
+            if not self._open_questions:
+                self._asked.clear()
+
+    async def wait_for_question(self) -> None:
+        """Return once a question is open: before that there is nothing to count."""
+        await self._asked.wait()
 
     def tick(self, elapsed_s: float) -> None:
         """So much time has passed since the last tick."""

@@ -36,15 +36,19 @@ class StopMatcher:
         """Byte where the text ends; None while no stop string is complete."""
         return self._end
 
-    def feed(self, data: bytes) -> Fed:
-        """Take the next bytes of the text. After a match nothing more is released."""
+    def feed(self, data: bytes, *, may_end: bool = True) -> Fed:
+        """Take the next bytes of the text. After a match nothing more is released.
+
+        Where `may_end` is false, a stop string that is complete within these bytes counts for nothing; one that is
+        complete behind them counts, wherever it begins.
+        """
         if self._end is not None:
             return Fed(b"", self._end)
         if not self._stops:
             self._shown += len(data)
             return Fed(data, None)
         text = self._held + data
-        found = self._find(text)
+        found = self._find(text, behind=len(self._held)) if may_end else None
         keep = found if found is not None else len(text) - self._possible(text)
         if found is not None:
             self._end = self._shown + found
@@ -59,9 +63,10 @@ class StopMatcher:
         self._shown += len(held)
         return held
 
-    def _find(self, text: bytes) -> int | None:
-        """Where the stop string begins that is complete first."""
-        matches = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
+    def _find(self, text: bytes, *, behind: int) -> int | None:
+        """Where the stop string begins that is complete first, of those that are not complete in `text[:behind]`."""
+        found = [(text.find(stop, max(0, behind + 1 - len(stop))), stop) for stop in self._stops]
+        matches = [(start + len(stop), start) for start, stop in found if start >= 0]
         return min(matches)[1] if matches else None
 
     def _possible(self, text: bytes) -> int:

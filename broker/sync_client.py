@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import Any
 
 from broker import outcomes
-from broker.client import Client, Handle
+from broker.client import Client
+from broker.handle import Handle
 from broker.loop_thread import LoopThread
 from broker.outcomes import Outcome
 from broker.scripts import DEFAULT_BOUNDS, Accepted, Bounds, CancelOutcome

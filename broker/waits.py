@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from broker.rooms import Waiting
+from broker.windows import Beyond
 from broker.wire import Priority
 
 LOOK_MS = 100
@@ -54,22 +55,24 @@ class Waits:
     def __init__(self) -> None:
         self._paces: defaultdict[str, _Pace] = defaultdict(_Pace)
         self._given: defaultdict[str, int] = defaultdict(int)
-        self._ahead: dict[str, tuple[int, int]] = {}
+        self._ahead: dict[str, tuple[float, float]] = {}
         self._looked_ms: int | None = None
 
     def give(self, each: Waiting) -> None:
         """A request got a row."""
         self._given[lane_name(*each.pool_key)] += each.cost
 
-    def look(self, waiting: Iterable[Waiting], *, now_ms: int) -> None:
-        """Look at what still waits once rows were given out."""
+    def look(self, waiting: Iterable[Waiting], *, now_ms: int, beyond: Iterable[Beyond] = ()) -> None:
+        """Look at what still waits once rows were given out; `beyond` is what waits besides, unseen."""
         if self._looked_ms is not None and 0 <= now_ms - self._looked_ms < LOOK_MS:
             return
         self._looked_ms = now_ms
-        interactive: defaultdict[str, int] = defaultdict(int)
-        offline: defaultdict[str, int] = defaultdict(int)
+        interactive: defaultdict[str, float] = defaultdict(float)
+        offline: defaultdict[str, float] = defaultdict(float)
         for each in waiting:
             (offline if each.is_offline else interactive)[lane_name(*each.pool_key)] += each.cost
+        for unseen in beyond:
+            (offline if unseen.is_offline else interactive)[lane_name(*unseen.pool_key)] += unseen.tokens
         self._ahead = {name: (interactive[name], offline[name]) for name in interactive.keys() | offline.keys()}
         for name in self._paces.keys() | self._ahead.keys() | self._given.keys():
             self._paces[name].look(now_ms, given=self._given[name], waits=name in self._ahead)

@@ -19,7 +19,8 @@ from broker.errors import WireError
 
 T = TypeVar("T")
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
+"""1: the first. 2: `Request.min_tokens`, which a reader of 1 would pass over."""
 
 Priority = Literal["interactive", "offline"]
 Status = Literal["waiting", "running", "finished", "failed", "cancelled", "expired"]
@@ -58,6 +59,13 @@ class Request(msgspec.Struct, frozen=True, array_like=True, tag="request"):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     top_logprobs: int | None = None
+    min_tokens: int = 0
+    """Completion tokens before which neither an end token nor a stop string ends it."""
+
+    @property
+    def min_wire(self) -> int:
+        """Lowest wire version that reads it."""
+        return 2 if self.min_tokens else 1
 
 
 class Ticket(msgspec.Struct, frozen=True, array_like=True, tag="ticket"):
@@ -91,7 +99,8 @@ class Lane(msgspec.Struct, frozen=True, array_like=True, tag="lane"):
     depth: int = 0
     token_budget: int = 0
     """Cache slots that fit the worker's memory, all rows together; 0 means rows alone are the bound."""
-    wire: int = WIRE_VERSION
+    wire: int = 1
+    """Wire version that the worker reads."""
 
     @property
     def fingerprint(self) -> str:
@@ -101,6 +110,17 @@ class Lane(msgspec.Struct, frozen=True, array_like=True, tag="lane"):
     def row_tokens_max(self) -> int:
         """Longest prompt and completion that one row can ever have here, by context and by memory."""
         return min(self.max_context_tokens, self.token_budget or self.max_context_tokens)
+
+
+class SamplingDefaults(msgspec.Struct, frozen=True, array_like=True):
+    """What the authors of a model mean where a caller says nothing; None: they say nothing either."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_tokens: int | None = None
 
 
 class ModelCard(msgspec.Struct, frozen=True, array_like=True, tag="model"):
@@ -114,6 +134,8 @@ class ModelCard(msgspec.Struct, frozen=True, array_like=True, tag="model"):
     created_s: int
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
+    defaults: SamplingDefaults = SamplingDefaults()
+    """For whoever makes a `Request` of a call that leaves them out; a worker takes a request as it is."""
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True):

@@ -2,7 +2,7 @@
 
 `pip install mtplx[gguf]`, then `python -m checkpoints.gemma3_270m --into FOLDER`: 240 MB to fetch, 1.1 GB of float32
 written. For measuring only, never a default: a real model with sliding windows, a single key head and 262,144 tokens.
-It comes under Gemma's terms, which lie in the folder; read them first. It is the base model, without chat template.
+It comes under Gemma's terms, which lie in the folder; read them first. It is the base model and has no chat template.
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from console.web import open_url
+
 OVER = frozenset({"failed", "completed", "expired", "cancelled"})
 EXIT_NOT_COMPLETED = 1
 POLL_S = 1.0
@@ -69,7 +71,7 @@ class Server:
             self.url.rstrip("/") + path, data=data, headers={**(headers or {}), **auth}, method=method
         )
         try:
-            return cast("HTTPResponse", urllib.request.urlopen(request, timeout=TIMEOUT_S))
+            return open_url(request, timeout_s=TIMEOUT_S)
         except urllib.error.HTTPError as error:
             with error:
                 raise ServerError(_message(error.read(), error.code)) from error
@@ -81,7 +83,10 @@ def submit(server: Server, path: Path, *, endpoint: str | None, window: str) -> 
     """Hand a file over; prints the batch's id."""
     file = server.upload(path)
     body = {"input_file_id": file["id"], "endpoint": endpoint or _endpoint_of(path), "completion_window": window}
-    click.echo(server.call("POST", "/v1/batches", body)["id"])
+    batch = server.call("POST", "/v1/batches", body)
+    if batch.get("waits_for"):
+        click.echo(f"mtplx: the batch waits: {batch['waits_for']}", err=True)
+    click.echo(batch["id"])
 
 
 def status(server: Server, batch_id: str | None, *, as_json: bool) -> None:
@@ -152,11 +157,13 @@ def describe(batch: BatchObject) -> str:
 
 def _endpoint_of(path: Path) -> str:
     """What the first line of the file asks for."""
-    with path.open("rb") as file:
-        first = next((line for line in file if line.strip()), b"{}")
+    from api.bulk.lines import read_lines
+
     try:
-        return str(json.loads(first).get("url", "/v1/chat/completions"))
-    except (ValueError, AttributeError):
+        with path.open("rb") as file:
+            first = next(read_lines(file))
+        return str(json.loads(first.data).get("url", "/v1/chat/completions"))
+    except (StopIteration, ValueError, AttributeError):
         return "/v1/chat/completions"  # the server says what is wrong with the line
 
 

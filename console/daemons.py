@@ -82,6 +82,7 @@ def _script(settings: Settings) -> ScriptConfig:
         eos_position=settings.script_eos_position,
         crash_text=settings.script_crash_text or "",
         dead_text=settings.script_dead_text or "",
+        hold=settings.script_hold,
     )
 
 

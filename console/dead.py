@@ -12,8 +12,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from broker.connection import connect
 from broker.dead_letters import DeadLetter, DeadLetters
+from broker.entrance import opened
 from broker.errors import WireError
 from broker.wire import unpack_tokens
 
@@ -58,11 +58,8 @@ def drop_dead(url: str, name: str) -> None:
 
 def _with(url: str, work: Callable[[DeadLetters], Awaitable[T]]) -> T:
     async def run() -> T:
-        client = connect(url)
-        try:
+        async with opened(url) as client:
             return await work(DeadLetters(client))
-        finally:
-            await client.aclose()
 
     return asyncio.run(run())
 

@@ -23,7 +23,7 @@ import click
 from broker.errors import BrokerError
 from console.fetch import cache_dir_of
 from console.options import ConfigError
-from console.overview import Overview, take_overview
+from console.overview import BATCH_WORKER, Overview, take_overview
 from console.up import read_health
 from console.whereabouts import api_url_of, layout_of, redis_url_of
 from mtplx_core.blas import load_blas
@@ -128,6 +128,8 @@ def judge_daemons(overview: Overview) -> Iterator[Finding]:
     yield _presence("former", len(formers), "mtplx former; without one nothing that waits is sent to a worker")
     accepting = [worker for lane in overview.lanes for worker in lane.workers if worker.is_accepting]
     yield _presence("worker", len(accepting), "mtplx worker; without one nothing is decoded")
+    batch_workers = sum(daemon.kind == BATCH_WORKER for daemon in overview.daemons)
+    yield _batch_workers(batch_workers, waiting=len(overview.batches))
     if overview.queue.dead_letters:
         fact = f"{overview.queue.dead_letters} requests were given up on or could not be read"
         yield Finding("dead letters", "warning", fact, "look for ERROR in the former's log")
@@ -135,6 +137,15 @@ def judge_daemons(overview: Overview) -> Iterator[Finding]:
 
 def _presence(kind: str, count: int, advice: str) -> Finding:
     return Finding(kind, "ok" if count else "problem", f"{count} at work", "" if count else advice)
+
+
+def _batch_workers(count: int, *, waiting: int) -> Finding:
+    """Chat needs none, so one that is missing is a problem only where batches wait for it."""
+    if count:
+        return Finding("batch worker", "ok", f"{count} at work")
+    advice = "mtplx batch-worker, with the file store of the API; without one no batch is run"
+    fact = f"0 at work, {waiting} batches wait" if waiting else "0 at work"
+    return Finding("batch worker", "problem" if waiting else "warning", fact, advice)
 
 
 def _packages() -> Finding:

@@ -27,12 +27,14 @@ def takes(*groups: str) -> Callable[[F], F]:
 
 def _flag(option: Option) -> Callable[[F], F]:
     """The click flag of one option."""
-    default = f"[{option.allowed}" + ("" if option.default is None else f"; default {option.default}") + "]"
+    is_list = option.kind is tuple
+    default = f"[{option.allowed}" + ("" if option.default in (None, ()) else f"; default {option.default}") + "]"
     return click.option(
         f"{option.flag}/--no-{option.flag[2:]}" if option.kind is bool else option.flag,
         option.name,
         default=None,
         metavar=None if option.kind is bool else option.name.upper(),
         hidden=option.rule.is_hidden,
-        help=f"{option.rule.help}  {default}",
+        multiple=is_list,
+        help=f"{option.rule.help}{' May be repeated.' if is_list else ''}  {default}",
     )

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from console.fetch import cache_dir_of
+from console.outputs import NewFolder
 from mtplx_core.fetch import default_model_dir
 from mtplx_core.forge.recipe import Recipe
 from settings import load
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from mtplx_core.forge.answers import Prompt
     from mtplx_core.loader import LoadedModel
 
-_FOLDER = click.Path(path_type=Path, file_okay=False)
+_FOLDER = NewFolder()
 _DEFAULTS = Recipe()
 _PATH = click.Path(path_type=Path, exists=True)
 _MODEL = click.option("--model", default=None, help="Model folder or hub id.  [default: the fetched default model]")
@@ -188,7 +189,7 @@ def _prompts(loaded: LoadedModel, path: Path, temperatures: Sequence[float]) -> 
     if template is None:
         raise click.UsageError(f"{loaded.name} has no chat template")
     tokenizer = _tokenizer(loaded)
-    texts = [line for line in path.read_text().splitlines() if line.strip()]
+    texts = _lines(path)
     if not texts:
         raise click.UsageError(f"no prompts in {path}")
     rendered = [template.render([{"role": "user", "content": text}]) for text in texts]
@@ -204,11 +205,22 @@ def _phrases(loaded: LoadedModel, path: Path | None) -> list[tuple[int, ...]]:
         return []
     tokenizer = _tokenizer(loaded)
     phrases = set()
-    for topic in filter(None, map(str.strip, path.read_text().splitlines())):
+    for topic in map(str.strip, _lines(path)):
         for form in (topic, topic[0].upper() + topic[1:]):
             for written in (form, f" {form}", f" {form}s"):
                 phrases.add(tuple(tokenizer.encode(written, add_special_tokens=False).ids))
     return sorted(phrases)
+
+
+def _lines(path: Path) -> list[str]:
+    """What a text file holds in lines that are not blank. Raises: click.UsageError."""
+    from api.bulk.lines import EncodingError, read_lines, text_of
+
+    try:
+        with path.open("rb") as file:
+            return [text_of(line.data, line=line.number) for line in read_lines(file)]
+    except EncodingError as error:
+        raise click.UsageError(f"{path}: {error}") from error
 
 
 def _tokenizer(loaded: LoadedModel) -> Tokenizer:

@@ -10,6 +10,7 @@ import click
 
 from api.access import hash_key, new_key
 from console.options import ConfigError
+from console.outputs import folder_problem
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -22,17 +23,22 @@ def run_key(name: str, *, keys_file: Path | None) -> None:
     """
     if not NAME.fullmatch(name):
         raise ConfigError("name", name, "allowed: up to 64 letters, digits, _ and -", source="key")
+    if keys_file is not None and (problem := folder_problem(keys_file.parent)):
+        raise ConfigError("keys_file", str(keys_file), problem, source="key")
     key = new_key()
     table = f'[keys.{name}]\nhash = "{hash_key(key)}"\n'
     if keys_file is None:
         click.echo(f"# add this to the file that --keys-file names:\n{table}", err=True)
     else:
-        _append(keys_file, name, table)
+        try:
+            _append(keys_file, name, table)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError("keys_file", str(keys_file), f"{error}; allowed: a TOML file", source="key") from error
     click.echo(key)
 
 
 def _append(path: Path, name: str, table: str) -> None:
-    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    before = path.read_text(encoding="utf-8-sig") if path.exists() else ""
     if f"[keys.{name}]" in before:
         raise ConfigError("name", name, f"taken in {path}; allowed: another name", source="key")
     gap = "" if not before or before.endswith("\n\n") else "\n"

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from console.flags import takes
+from console.outputs import NewFile
 from console.whereabouts import api_url_of, redis_url_of, running_api_url
 from settings import ASK, Settings, load
 
+if TYPE_CHECKING:
+    from api.bulk.rows import Source
+
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
-_NEW_FILE = click.Path(path_type=Path, dir_okay=False, writable=True)
+_NEW_FILE = NewFile()
+FORMATS = ("jsonl", "csv", "tsv", "txt", "parquet")
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="As JSON.")
 _BATCH = click.argument("batch_id")
 _LETTER = click.argument("letter")
@@ -26,7 +32,10 @@ _LETTER = click.argument("letter")
 @click.argument("prompts", type=_FILE)
 @click.option("-o", "--output", type=_NEW_FILE, required=True, help="JSON lines, written as answers come.")
 @click.option("--model", help="Name of the model.  [default: the one that is served]")
-@click.option("--column", help="Column of a .csv, .tsv or .parquet file with the prompt.  [default: prompt]")
+@click.option("--format", type=click.Choice(FORMATS), help="What PROMPTS holds.  [default: as its name says]")
+@click.option("--encoding", help="Encoding of PROMPTS, such as cp1252.  [default: UTF-8, or as its first bytes say]")
+@click.option("--separator", help="Character between the cells of a table, or tab.  [default: as its first line shows]")
+@click.option("--column", help="Column of a table with the prompt.  [default: prompt]")
 @click.option("--template", help="Prompt with {column} where a column's value goes.")
 @click.option("--system", help="System message before every prompt.")
 @click.option("--raw", is_flag=True, help="Go on with the prompts as texts; no chat template.")
@@ -42,19 +51,23 @@ def run(*, prompts: Path, output: Path, raw: bool, keep_order: bool, more: tuple
     """Answer a file of prompts through the queue, offline: whoever chats goes first.
 
     PROMPTS is .jsonl (a text, or an object with prompt or messages and further fields; also a batch's input file),
-    .csv, .tsv or .parquet. Broken off by Ctrl-C or worse, the same command goes on where it was. The exit status is 0
-    when every row has an answer, 1 when some row has an error instead, 130 when it was broken off.
+    .txt (a prompt a line), .csv, .tsv or .parquet. Broken off by Ctrl-C or worse, the same command goes on where it
+    was. The exit status is 0 when every row has an answer, 1 when some row has an error instead, 3 when there are no
+    rows, 130 when it was broken off.
     """
     from api.errors import ApiConfigError, ApiError
     from console.run import RunOptions, run_run
 
     own = {name: flags.pop(name) for name in ("model", "column", "template", "system", "overwrite", "in_flight")}
     fields = {name: flags.pop(name) for name in ("max_tokens", "temperature", "seed")}
+    source = _source(*(flags.pop(name) for name in ("format", "encoding", "separator")))
     given = {name: value for name, value in fields.items() if value is not None} | _more(more)
-    options = RunOptions(prompts=prompts, output=output, is_raw=raw, keeps_order=keep_order, fields=given, **own)
+    options = RunOptions(
+        prompts=prompts, output=output, is_raw=raw, keeps_order=keep_order, fields=given, source=source, **own
+    )
     try:
         status = run_run(redis_url_of(_settings(flags)), options)
-    except (ApiError, ApiConfigError) as error:
+    except (ApiError, ApiConfigError, OSError) as error:
         raise click.ClickException(str(error)) from error
     sys.exit(status)
 
@@ -173,6 +186,20 @@ def _server(flags: Mapping[str, Any]) -> Any:
 
 def _settings(flags: Mapping[str, Any]) -> Settings:
     return load(flags, environ=os.environ, directory=Path.cwd())
+
+
+def _source(format: Any, encoding: str | None, separator: str | None) -> Source:
+    """Raises: click.UsageError."""
+    from api.bulk.rows import Source
+
+    try:
+        io.TextIOWrapper(io.BytesIO(), encoding=encoding or "utf-8")  # knows encodings of text from other codecs
+    except LookupError as error:
+        raise click.UsageError(f"--encoding {encoding}: unknown; allowed: utf-8, utf-16, cp1252, latin-1") from error
+    separator = "\t" if separator in ("tab", "\\t") else separator
+    if separator is not None and (len(separator) != 1 or separator in '"\r\n'):
+        raise click.UsageError(f"--separator {separator}: allowed: one character, or tab")
+    return Source(format, encoding or "", separator)
 
 
 def _more(pairs: tuple[str, ...]) -> dict[str, Any]:

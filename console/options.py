@@ -61,7 +61,7 @@ class Option:
     rule: Rule
     default: object
     kind: Any
-    """`int`, `float`, `bool`, `str`, `Path` or a Literal."""
+    """`int`, `float`, `bool`, `str`, `Path`, a Literal, or `tuple` for a list of texts."""
     is_optional: bool
 
     @property
@@ -81,7 +81,14 @@ class Option:
         """What a value may be, as the end of a sentence."""
         if self.choices:
             return f"allowed: {', '.join(self.choices)}"
-        noun = {int: "a whole number", float: "a number", bool: "true or false", Path: "a path"}.get(self.kind, "text")
+        nouns = {
+            int: "a whole number",
+            float: "a number",
+            bool: "true or false",
+            Path: "a path",
+            tuple: "a list of texts",
+        }
+        noun = nouns.get(self.kind, "text")
         low, high = self.rule.minimum, self.rule.maximum
         bounds = "" if low is None else f" from {low:g}" + ("" if high is None else f" to {high:.7g}")
         return f"allowed: {noun}{bounds}"
@@ -103,6 +110,8 @@ class Option:
         return value
 
     def _convert(self, raw: object) -> object:
+        if self.kind is tuple:
+            return _texts(raw)
         if self.kind is bool:
             return raw if isinstance(raw, bool) else {"true": True, "1": True, "yes": True, "false": False,
                                                       "0": False, "no": False}[str(raw).lower()]  # fmt: skip
@@ -133,7 +142,7 @@ def options_of(settings: type[Any]) -> dict[str, Option]:
 
 def from_file(path: Path, known: Mapping[str, Option]) -> dict[str, object]:
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -163,9 +172,8 @@ def _option_of(declared: Field[Any], kind: Any) -> Option:
     arms = [arm for arm in typing.get_args(kind) if arm is not types.NoneType]
     is_optional = types.NoneType in typing.get_args(kind)
     assert declared.default is not MISSING
-    return Option(
-        declared.name, declared.metadata["rule"], declared.default, arms[0] if is_optional else kind, is_optional
-    )
+    kind = arms[0] if is_optional else typing.get_origin(kind) if typing.get_origin(kind) is tuple else kind
+    return Option(declared.name, declared.metadata["rule"], declared.default, kind, is_optional)
 
 
 def _suggestion(key: str, names: list[str]) -> str:
@@ -177,3 +185,11 @@ def _whole(number: float) -> int:
     if number != int(number):
         raise ValueError("not whole")
     return int(number)
+
+
+def _texts(raw: object) -> tuple[str, ...]:
+    """A list as the file or repeated flags have it, or text with commas, as variables have it."""
+    words = [raw] if isinstance(raw, str) else raw
+    if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
+        raise TypeError("no list of texts")
+    return tuple(part.strip() for word in words for part in word.split(",") if part.strip())

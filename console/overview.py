@@ -7,16 +7,18 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
-from urllib.parse import urlsplit, urlunsplit
 
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from broker import keys
-from broker.batches import BatchDesk, BatchRecord
-from broker.connection import connect, translated
+from broker.batches import NO_BATCH_WORKER, BatchDesk, BatchRecord
+from broker.connection import translated, without_password
+from broker.entrance import opened
 from broker.registry import DaemonRecord, Load, Registry
 from console.persistence import Persistence, judge_persistence
+
+BATCH_WORKER = "batch-worker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class LaneView:
 
 @dataclass(frozen=True, slots=True)
 class DaemonView:
-    """A former or an API process."""
+    """A former, an API process or a batch worker."""
 
     id: str
     kind: str
@@ -116,27 +118,19 @@ class Overview:
 
 async def take_overview(url: str) -> Overview:
     """Raises: BrokerUnavailableError, BrokerConfigError."""
-    client = connect(url)
-    try:
-        registry = Registry(client)
+    async with opened(url) as client:
+        registry, desk = Registry(client), BatchDesk(client)
+        batch_workers = [
+            DaemonView(each.name, BATCH_WORKER, each.host, each.pid) for each in await desk.batch_workers()
+        ]
         records = [record for record in await registry.daemons() if not record.is_dead]
         return Overview(
             server=await _server(client, url),
             lanes=lanes_of(records),
-            daemons=[_daemon(record) for record in records if record.lane is None],
+            daemons=[*(_daemon(record) for record in records if record.lane is None), *batch_workers],
             queue=await _queue(client, await registry.load(), await registry.ended()),
-            batches=[_batch(record) for record in await BatchDesk(client).open_batches()],
+            batches=[_batch(record, is_run=bool(batch_workers)) for record in await desk.open_batches()],
         )
-    finally:
-        await client.aclose()
-
-
-def without_password(url: str) -> str:
-    """A Redis URL that can be shown."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{parts.netloc.rpartition('@')[2]}"))
 
 
 def lanes_of(records: Sequence[DaemonRecord]) -> list[LaneView]:
@@ -194,8 +188,9 @@ def _daemon(record: DaemonRecord) -> DaemonView:
     return DaemonView(record.id, record.kind, record.fields.get("host", ""), record.fields.get("pid", ""))
 
 
-def _batch(record: BatchRecord) -> BatchView:
-    return BatchView(record.id, record.status, record.total, record.completed, record.failed, record.waits_for)
+def _batch(record: BatchRecord, *, is_run: bool) -> BatchView:
+    waits_for = record.waits_for if is_run else NO_BATCH_WORKER
+    return BatchView(record.id, record.status, record.total, record.completed, record.failed, waits_for)
 
 
 async def _server(client: Redis, url: str) -> ServerView:

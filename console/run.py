@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import signal
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from api.bulk import Bulk, BulkCounts
-from api.bulk_output import BulkOutput
-from api.bulk_rows import Recipe, Row, count_rows, is_table, read_rows
+from api.bulk.output import BulkOutput
+from api.bulk.rows import Recipe, Row, Source, count_rows, is_table, read_rows
+from api.bulk.run import Bulk, BulkCounts
+from api.errors import ApiConfigError
 from api.text_client import TextClient
 
-EXIT_FAILED, EXIT_BROKEN_OFF = 1, 130
+EXIT_FAILED, EXIT_NO_ROWS, EXIT_BROKEN_OFF = 1, 3, 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,10 @@ class RunOptions:
     overwrite: bool
     in_flight: int
     fields: Mapping[str, Any]
+    source: Source = Source()
+
+    def recipe(self, model: str) -> Recipe:
+        return Recipe(model, self.column, self.template, self.is_raw, self.system, self.fields, self.source)
 
     def job(self, model: str) -> dict[str, Any]:
         """What must be the same for a run to be taken up again."""
@@ -50,37 +56,44 @@ class RunOptions:
             "system": self.system,
             "raw": self.is_raw,
             "fields": dict(self.fields),
+            **{name: said for name, said in asdict(self.source).items() if said},
         }
 
 
 def run_run(redis_url: str, options: RunOptions) -> int:
-    """The exit status: 0, 1 when a row has no answer, 130 when it was broken off.
+    """The exit status: 0, 1 when a row has no answer, 3 when there are no rows, 130 when it was broken off.
 
     Raises:
         ApiError: nobody serves the model.
-        ApiConfigError: the file cannot be read, or the output is somebody else's.
+        ApiConfigError: the file cannot be read, or the output is another run's.
+        OSError: the output cannot be written.
         BrokerError: Redis cannot be used.
     """
-    return asyncio.run(_run(redis_url, options))
+    if options.output.exists() and options.output.samefile(options.prompts):
+        raise ApiConfigError(f"output = {str(options.output)!r}: it holds the prompts; allowed: another name")
+    total = count_rows(options.prompts, options.source)
+    if not total:
+        click.echo(f"mtplx: {options.prompts} has no rows; nothing was asked or written", err=True)
+        return EXIT_NO_ROWS
+    return asyncio.run(_run(redis_url, options, total=total))
 
 
-async def _run(redis_url: str, options: RunOptions) -> int:
+async def _run(redis_url: str, options: RunOptions, *, total: int) -> int:
     async with await TextClient.open(redis_url) as text:
         model = options.model or await _only_model(text)
-        recipe = Recipe(model, options.column, options.template, options.is_raw, options.system, options.fields)
-        total = await asyncio.to_thread(count_rows, options.prompts)
-        rows = _checked(options.prompts, read_rows(options.prompts, recipe))
+        recipe = options.recipe(model)
+        rows = _checked(options.prompts, read_rows(options.prompts, recipe), recipe)
         with BulkOutput.begin(options.output, options.job(model), overwrite=options.overwrite) as output, _bar() as bar:
             view = _View(bar, total=total, done=len(output.done))
             bulk = Bulk(text, output, options.in_flight, options.keeps_order, view.show)
-            is_whole = await _until_broken_off(bulk, rows)
+            is_whole = await until_broken_off(bulk, rows)
             if is_whole:
                 output.complete()
     return _report(output, bulk.counts, is_whole=is_whole, path=options.output)
 
 
-async def _until_broken_off(bulk: Bulk, rows: Iterator[Row]) -> bool:
-    """Whether all rows were answered before Ctrl-C."""
+async def until_broken_off(bulk: Bulk, rows: Iterator[Row]) -> bool:
+    """Return whether all rows were answered before Ctrl-C. Raises: OSError when the output cannot be written."""
     running = asyncio.create_task(bulk.run(rows), name="bulk")
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -93,7 +106,14 @@ async def _until_broken_off(bulk: Bulk, rows: Iterator[Row]) -> bool:
     if running.cancelled():
         await bulk.abandon()
         return False
-    await running
+    try:
+        await running
+    except ExceptionGroup as errors:
+        if (unwritten := errors.subgroup(OSError)) is None:
+            raise
+        with contextlib.suppress(OSError):  # then the next run finds what was in flight, and takes it
+            await bulk.abandon()
+        raise OSError(f"the output cannot be written: {unwritten.exceptions[0]}") from errors
     return True
 
 
@@ -105,12 +125,12 @@ async def _only_model(text: TextClient) -> str:
     return models[0]
 
 
-def _checked(path: Path, rows: Iterator[Row]) -> Iterator[Row]:
+def _checked(path: Path, rows: Iterator[Row], recipe: Recipe) -> Iterator[Row]:
     """The rows; a table whose first row is wrong is wrong throughout."""
     first = next(rows, None)
     if first is None:
         return iter(())
-    if first.problem and is_table(path):
+    if first.problem and is_table(path, recipe.source):
         raise click.UsageError(f"{path}: {first.problem}")
     return itertools.chain([first], rows)
 

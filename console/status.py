@@ -16,7 +16,16 @@ from rich.table import Table
 from rich.text import Text
 
 from broker.errors import BrokerUnavailableError
-from console.overview import BatchView, LaneView, Overview, QueueView, ServerView, take_overview
+from console.overview import (
+    BATCH_WORKER,
+    BatchView,
+    DaemonView,
+    LaneView,
+    Overview,
+    QueueView,
+    ServerView,
+    take_overview,
+)
 
 TOP_EVERY_S = 1.0
 
@@ -77,12 +86,16 @@ class Rates:
 def render(overview: Overview, *, speed: Speed | None = None) -> RenderableType:
     """The overview for a person."""
     parts: list[RenderableType] = [_server_line(overview.server), _queue_line(overview.queue, speed)]
-    parts.append(Text("daemons: " + ", ".join(daemon.id for daemon in overview.daemons), style="dim"))
+    parts.append(Text("daemons: " + ", ".join(_daemon_name(daemon) for daemon in overview.daemons), style="dim"))
     if not overview.lanes:
         parts.append(Text("no workers: nothing decodes", style="bold red"))
     parts.extend(_lane_table(lane, speed) for lane in overview.lanes)
     parts.extend(_batch_line(batch) for batch in overview.batches)
     return Group(*parts)
+
+
+def _daemon_name(daemon: DaemonView) -> str:
+    return f"{daemon.kind} {daemon.id}" if daemon.kind == BATCH_WORKER else daemon.id
 
 
 def _batch_line(batch: BatchView) -> Text:

@@ -12,14 +12,15 @@ import os
 import socket
 import subprocess
 import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import click
 
 from broker import embedded
+from broker.entrance import enter
 from console.options import ConfigError
+from console.web import open_url
 from console.whereabouts import api_url_of, layout_of
 from settings import Settings, as_environ
 from supervisor import ChildSpec, Supervisor, SupervisorError, mtplx_command, stop_on_signals
@@ -34,10 +35,12 @@ def run_up(settings: Settings, environ: Mapping[str, str]) -> None:
 
     Raises:
         ConfigError: the port is taken.
-        BrokerConfigError: the data directory is in use.
+        BrokerConfigError: the data directory is in use, or the Redis that was named refuses us.
         SupervisorError: a process cannot be kept running.
     """
     _check(settings)
+    if settings.redis is not None and not asyncio.run(enter(settings.redis, who="mtplx up")):
+        return
     settings = replace(settings, port=_free_port(settings.host, settings.port))
     if settings.engine == "mlx" and settings.model is None and settings.workers > 0:
         _fetch(as_environ(settings, environ))
@@ -47,10 +50,10 @@ def run_up(settings: Settings, environ: Mapping[str, str]) -> None:
 
 
 def join_command(settings: Settings) -> str:
-    """What to type on another machine, where MTPLX is installed, to decode for this one; the broker is owned here."""
+    """What to type on another machine, in its folder of MTPLX, to decode for this one; the broker is owned here."""
     url = embedded.shared_url(layout_of(settings), host=settings.share_host or _own_address(), port=settings.share_port)
     # A variable, because everybody on that machine can read a process's flags.
-    return f"MTPLX_REDIS='{url}' mtplx worker"
+    return f"MTPLX_REDIS='{url}' .venv/bin/mtplx worker"
 
 
 def _own_address() -> str:
@@ -90,7 +93,8 @@ def _broker(settings: Settings) -> Iterator[tuple[str, list[ChildSpec]]]:
         url = embedded.redis_url(layout)
         embedded.write_runtime(layout, embedded.Runtime(redis_url=url, api_url=api_url_of(settings), pid=os.getpid()))
         if settings.share:
-            click.echo(f"mtplx: another machine joins with this command:\n\n  {join_command(settings)}\n", err=True)
+            where = "another machine joins with this command, in the folder where make install was run"
+            click.echo(f"mtplx: {where}:\n\n  {join_command(settings)}\n", err=True)
         spec = ChildSpec(
             name="broker",
             command=embedded.server_command(layout, tcp_port=settings.share_port if settings.share else 0),
@@ -111,6 +115,7 @@ def _daemon_specs(settings: Settings, environ: Mapping[str, str]) -> list[ChildS
             command=mtplx_command(name.partition(" ")[0], "--with-parent"),
             environ=inherited,
             stop_within_s=give_s.get(name, 0.0) + STOP_MARGIN_S,
+            is_optional=name == "batch-worker",  # chat needs none
         )
         for name in ("former", *workers, "batch-worker", "api")
     ]
@@ -148,7 +153,7 @@ async def _announce(url: str, *, workers: int) -> None:
 def read_health(url: str) -> str:
     """The word the API has for its health; empty while it does not answer."""
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5) as reply:
+        with open_url(f"{url}/health", timeout_s=5) as reply:
             return _status_word(reply.read())
     except urllib.error.HTTPError as error:
         with error:

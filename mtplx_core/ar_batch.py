@@ -26,7 +26,7 @@ from mtplx_core.logprobs import LogprobArrays, logprob_arrays, row_logprobs
 from mtplx_core.models.grouped_masks import group_masks
 from mtplx_core.models.padding import padding_refusal
 from mtplx_core.penalties import RowHistory, has_penalties
-from mtplx_core.rows import Roster, RowProgress
+from mtplx_core.rows import Roster, RowProgress, with_end_tokens
 from mtplx_core.sampling import SamplingBatch
 from mtplx_core.serial import NOT_FINITE
 
@@ -154,6 +154,7 @@ class ArBatchEngine:
     def admit(self, row: Row) -> None:
         refuse_inside_mtp_lane("ArBatchEngine.admit")
         self._roster.check(row)
+        row = with_end_tokens(row, eos_token_ids=self._eos_ids)
         active = _Active.of(row)
         active.left_to_prefill = len(active.sequence) - 1
         if has_penalties(row.sampling):
@@ -183,6 +184,9 @@ class ArBatchEngine:
         except Exception as error:
             self._is_dead = True
             raise EngineDeadError(f"a decoding step failed: {error}") from error
+
+    def idle(self) -> bool:
+        return False
 
     def snapshot(self) -> Mapping[str, Any]:
         return {

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtplx_core.engine import Sampling
+from mtplx_core.min_tokens import bar_ends, end_bar
 from mtplx_core.models.own_call import logits_in_one_forward
 from mtplx_core.noise import gumbel, noise_keys, seed_words
 from mtplx_core.penalties import has_penalties, penalise, penalty_rows, row_history
@@ -129,12 +130,14 @@ def _scores(
     """Scores before filters, and noise, for each position; (vocab,) each."""
     vocab_size = logits.shape[-1]
     penalties = penalty_rows([sampling], vocab_size=vocab_size)
+    bar = end_bar([sampling], vocab_size=vocab_size)
     for start in range(0, len(output), _BLOCK):
         block = logits[:, start : start + _BLOCK].astype(mx.float32)
         positions = block.shape[1]
         drafts = mx.array([list(output[start : start + positions - 1])], mx.int32)
         past = row_history(prompt, output[:start], vocab_size=vocab_size) if has_penalties(sampling) else None
         scores = penalise(block, penalties, history=[past], drafts=drafts)
+        scores = bar_ends(scores, bar, mx.array([start]))
         noise = mx.zeros_like(scores)
         if not sampling.is_greedy:
             scores = scores / sampling.temperature

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
-from mtplx_core.cost_table import CostTable
+from mtplx_core.cost_table import CostTable, assumed_costs, assumed_draft_shares
 
 EXPLORE_EVERY = 256
 """Cycles in which `EXPLORE_CYCLES` are spent on a neighbouring depth, deeper and shallower in turn."""
@@ -97,7 +97,13 @@ class DepthPolicy(Protocol):
     """Chooses the depth of each cycle."""
 
     def choose(
-        self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, width: int = 0, is_first: bool = False
+        self,
+        rows: Sequence[Odds],
+        found: Sequence[bool] | None = None,
+        *,
+        width: int = 0,
+        keys: int | None = None,
+        is_first: bool = False,
     ) -> Drafting:
         """What the next cycle over these rows drafts.
 
@@ -105,10 +111,11 @@ class DepthPolicy(Protocol):
             rows: one each.
             found: where lookup finds something, if that is known; nothing else can then be drafted by lookup.
             width: slots that the cycle goes over, empty ones included; 0: as many as rows.
+            keys: that all rows together attend to; None: as many as where costs were measured.
             is_first: most of them wait for their first token, which comes sooner from a shorter cycle.
         """
 
-    def see_cost(self, rows: int, depth: int, cost: float, *, head_depth: int) -> None:
+    def see_cost(self, rows: int, depth: int, cost: float, *, head_depth: int, keys: int | None = None) -> None:
         """Take in what a cycle took."""
 
 
@@ -119,12 +126,18 @@ class FixedDepth:
     depth: int
 
     def choose(
-        self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, width: int = 0, is_first: bool = False
+        self,
+        rows: Sequence[Odds],
+        found: Sequence[bool] | None = None,
+        *,
+        width: int = 0,
+        keys: int | None = None,
+        is_first: bool = False,
     ) -> Drafting:
         by_lookup = _Promise(rows, found, self.depth).by_lookup(self.depth, self.depth)
         return Drafting(self.depth, 0 if found is not None and all(by_lookup) else self.depth, by_lookup)
 
-    def see_cost(self, rows: int, depth: int, cost: float, *, head_depth: int) -> None:
+    def see_cost(self, rows: int, depth: int, cost: float, *, head_depth: int, keys: int | None = None) -> None:
         """Nothing to learn."""
 
 
@@ -146,21 +159,27 @@ class AdaptiveDepth:
     _kinds_seen: set[tuple[int, int, bool]] = field(default_factory=set)
 
     def choose(
-        self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, width: int = 0, is_first: bool = False
+        self,
+        rows: Sequence[Odds],
+        found: Sequence[bool] | None = None,
+        *,
+        width: int = 0,
+        keys: int | None = None,
+        is_first: bool = False,
     ) -> Drafting:
         promise = _Promise(rows, found, self.max_depth)
-        ways = [self._best(promise, depth, width or len(rows)) for depth in range(self.max_depth + 1)]
+        ways = [self._best(promise, depth, width or len(rows), keys) for depth in range(self.max_depth + 1)]
         depth = 0 if is_first else self._settled(ways)
         self._cycles_at[depth] += 1
         return Drafting(depth, ways[depth].head_depth, promise.by_lookup(depth, ways[depth].head_depth))
 
-    def see_cost(self, rows: int, depth: int, cost: float, *, head_depth: int) -> None:
+    def see_cost(self, rows: int, depth: int, cost: float, *, head_depth: int, keys: int | None = None) -> None:
         if (kind := (rows, depth, head_depth > 0)) not in self._kinds_seen:
             self._kinds_seen.add(kind)
             return  # it may have paid for what is done once
-        learned = self.costs.learned(rows, depth)
-        change = cost / (learned + head_depth * self._draft_cost(rows))
-        self.costs.see(rows, depth, change * learned)
+        learned = self.costs.learned(rows, depth, keys)
+        change = cost / (learned + head_depth * self._draft_cost(rows, keys))
+        self.costs.see(rows, depth, change * learned, keys)
         if head_depth and self.draft_shares is not None:
             self.draft_shares.see(rows, 0, change * self.draft_shares.learned(rows, 0))
 
@@ -193,9 +212,9 @@ class AdaptiveDepth:
             is_deeper = self._depth == 0
         return max(0, min(self._depth + (1 if is_deeper else -1), self.max_depth))
 
-    def _best(self, promise: _Promise, depth: int, width: int) -> _Way:
+    def _best(self, promise: _Promise, depth: int, width: int, keys: int | None) -> _Way:
         """The best way to draft so deep. A row that the head drafts for gains little from its later drafts."""
-        cost, draft = self.costs.cost(width, depth), self._draft_cost(width)
+        cost, draft = self.costs.cost(width, depth, keys), self._draft_cost(width, keys)
         ways = (
             _Way(promise.tokens(depth, head_depth) / (cost + head_depth * draft), head_depth)
             for head_depth in promise.head_depths(
@@ -204,9 +223,19 @@ class AdaptiveDepth:
         )
         return max(ways, key=lambda way: way.gain)
 
-    def _draft_cost(self, rows: int) -> float:
-        """Every draft of the head costs as much as the next."""
-        return self.draft_shares.cost(rows, 0) * self.costs.cost(rows, 0) if self.draft_shares is not None else 0.0
+    def _draft_cost(self, rows: int, keys: int | None) -> float:
+        """Every draft of the head costs as much as the next, and with more keys as much more as a plain cycle."""
+        if self.draft_shares is None:
+            return 0.0
+        return self.draft_shares.cost(rows, 0) * self.costs.cost(rows, 0, keys)
+
+
+def assumed_policy(*, rows: int, depth: int, head_depth_max: int | None) -> DepthPolicy:
+    """The policy of a lane of which nothing was measured; `head_depth_max` is None without a head."""
+    if depth == 0:
+        return FixedDepth(0)
+    shares = None if head_depth_max is None else assumed_draft_shares()
+    return AdaptiveDepth(depth, assumed_costs(rows=rows, depth=depth), shares, head_depth_max)
 
 
 class _Way(NamedTuple):

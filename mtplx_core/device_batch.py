@@ -140,6 +140,17 @@ class DeviceBatch:
         return int(self._state.last.shape[0])
 
     @property
+    def arrays(self) -> list[mx.array]:
+        """Everything a cycle leaves behind that the choice of its tokens does not already evaluate.
+
+        The head's cache is among it: while the head does not draft no token depends on that cache, and unevaluated it
+        would hold on to the hidden states of all cycles since.
+        """
+        states = [array for layer in self._cache.recurrent for array in layer.arrays]
+        heads = [] if self._drafter is None else [*self._drafter.pending, *self._drafter.cache.arrays]
+        return [*self._state, *self._sampler.arrays, *states, *heads]
+
+    @property
     def kv_bytes(self) -> int:
         return self._cache.nbytes + (self._drafter.cache.nbytes if self._drafter else 0)
 
@@ -225,10 +236,8 @@ class DeviceBatch:
         logprobs = None
         if plan.top_logprobs is not None:
             logprobs = logprob_arrays(forward.logits, chosen, top=plan.top_logprobs)
-        pending = self._drafter.pending if self._drafter is not None else ()
-        states = [layer.arrays for layer in self._cache.recurrent]
         shown = (chosen, drafts, finite, guessed)
-        rest = (shown, logprobs, self._state, pending, self._sampler.arrays, states)
+        rest = (shown, logprobs, self.arrays)
         if not plan.is_timed:
             mx.async_eval(rest)  # type: ignore[no-untyped-call]  # mlx annotates only in part
         # The logits of a whole vocabulary are not kept until they are read.

@@ -61,6 +61,10 @@ class Sampling:
     """(token id, value added to its logit) pairs."""
     seed: int = 0
     """Unsigned 64 bit; with the position in the completion and the token id it decides all noise."""
+    min_tokens: int = 0
+    """Position in the completion before which no token of `end_token_ids` can be chosen."""
+    end_token_ids: tuple[int, ...] = ()
+    """Tokens that end the row. An engine fills both in from `Row`, since it knows the model's own end tokens."""
 
     @property
     def is_greedy(self) -> bool:
@@ -85,6 +89,8 @@ class Row:
     """None: no logprobs. n: the chosen token's and those of the n most likely tokens."""
     is_offline: bool = False
     """Whether its prompt is fed after those of rows that somebody waits for."""
+    min_tokens: int = 0
+    """Completion tokens before which no token that ends the row can be chosen, `committed` included."""
 
 
 class TokenLogprob(NamedTuple):
@@ -213,6 +219,12 @@ class Engine(Protocol):
 
         Raises:
             EngineDeadError: the engine can no longer be used.
+        """
+
+    def idle(self) -> bool:
+        """Do one short piece of work that waits for a time without rows; returns whether any is left, now or later.
+
+        Call it only while nothing is active. A row that comes meanwhile waits for that piece.
         """
 
     def snapshot(self) -> Mapping[str, Any]:

@@ -37,6 +37,8 @@ class Flight:
     """Whether nothing was given to the device between the cycle before and it."""
     begun_s: float
     """When building it began."""
+    keys: int
+    """That all rows together attend to."""
 
     def read(self) -> list[Outcome]:
         """By slot; waits for the device."""

@@ -24,7 +24,7 @@ from mtplx_core.errors import ModelLoadError
 from mtplx_core.heads import mimo, qwen
 from mtplx_core.heads.base import Head
 from mtplx_core.heads.native import MIMO, family_of, stored_head
-from mtplx_core.heads.tensors import Tensors, load_files
+from mtplx_core.heads.tensors import Tensors, has_bare_names, load_files
 from mtplx_core.loader import has_experts, is_local, load_model, model_classes, read_weights, text_config
 from mtplx_core.models.padding import padding_refusal
 from mtplx_core.trunk import Trunk, unsupported_reason
@@ -100,7 +100,9 @@ class _Checkpoint(NamedTuple):
 
     @property
     def tensors(self) -> Tensors:
-        return {name: tensor for tensors in self.files.values() for name, tensor in tensors.items()}
+        """Of all files but those in which a head lies under bare names."""
+        files = {file: tensors for file, tensors in self.files.items() if not has_bare_names(file, tensors)}
+        return {name: tensor for tensors in files.values() for name, tensor in tensors.items()}
 
 
 def inspect_model(source: str, *, hub: Hub, context_tokens: int, depth: int, is_checked: bool = False) -> Inspection:
@@ -246,7 +248,7 @@ def _why_none(config: Mapping[str, Any]) -> str:
 
 
 def _quantisation(config: Mapping[str, Any], tensors: Tensors) -> str:
-    scaled = [name for name in tensors if name.endswith((".scales", ".weight_scale_inv"))]
+    scaled = [name for name in tensors if name.endswith((".scales", "_scale_inv"))]
     dtypes = sorted({str(t.dtype).removeprefix("mlx.core.") for t in tensors.values() if t.dtype in _FLOATS.values()})
     if not scaled:
         return f"none, {', '.join(dtypes)}"

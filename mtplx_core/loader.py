@@ -6,8 +6,10 @@ here; the tokenizer's files are bytes to pass on.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,10 @@ from mlx_lm.utils import load_model as load_mlx_model
 
 from mtplx_core.errors import ModelLoadError
 from mtplx_core.fingerprint import model_digest
+from mtplx_core.heads.tensors import has_bare_names, is_head_name, load_files
+from mtplx_core.models.generation_config import FILE_NAME, read_generation_config
 
-# What rendering chat and tokenising need and nothing else: these files travel to other machines.
+# What rendering chat, tokenising and sampling need and nothing else: these files travel to other machines.
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -30,11 +34,9 @@ TOKENIZER_FILES = (
     "chat_template.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "generation_config.json",
+    FILE_NAME,
 )
-_HUB_PATTERNS = ("*.json", "model*.safetensors", "mtp*.safetensors", "mtp/*.safetensors", "*.jinja")
-_HEAD_PARTS = {"mtp", "mtp_layers"}
-"""Parts of the names of weights that belong to a head."""
+_HUB_PATTERNS = ("*.json", "model*.safetensors", "*mtp*.safetensors", "*.jinja")
 _CONTEXT_KEYS = (
     "max_position_embeddings",
     "max_sequence_length",
@@ -62,6 +64,7 @@ class LoadedModel:
     vocab_size: int
     """Width of the logits."""
     eos_token_ids: frozenset[int]
+    """Those of its configuration and of its `generation_config.json` together."""
     max_context: int
     """Longest sequence the model was made for."""
     tokenizer_files: Mapping[str, bytes]
@@ -85,7 +88,8 @@ def load_model(
     """
     path = _find(source)
     try:
-        model, config = load_mlx_model(path, lazy=is_lazy, get_model_classes=model_classes)
+        classes = partial(model_classes, bare_names=_bare_names(path))
+        model, config = load_mlx_model(path, lazy=is_lazy, get_model_classes=classes)
         vocab_size, dtype = _logits_type(model)
     except (Exception, SystemExit) as error:
         # mlx-lm's parts raise errors of every kind, and one of its modules ends the process where a package is
@@ -99,7 +103,7 @@ def load_model(
         name=name,
         identity=f"{name}@{model_digest(path, tokenizer_files=files, cache_dir=cache_dir)[:12]}",
         vocab_size=vocab_size,
-        eos_token_ids=frozenset(_eos_ids(config)),
+        eos_token_ids=_end_tokens(path, files),
         max_context=_max_context(config, model),
         tokenizer_files=files,
         config=config,
@@ -130,15 +134,18 @@ def has_experts(config: Mapping[str, Any]) -> bool:
     return any(int(described.get(key) or 0) > 1 for key in _EXPERT_KEYS)
 
 
-def model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
+def model_classes(config: dict[str, Any], *, bare_names: frozenset[str] = frozenset()) -> tuple[Any, Any]:
     """mlx-lm's classes for a model, the first of which leaves a head's weights alone.
 
     Most of mlx-lm's models drop them, but not out of every checkpoint, and a name too many fails the load.
+
+    Args:
+        bare_names: weights of a head that do not say so by themselves.
     """
     kind, args_kind = _get_classes(config)
 
     def sanitize(self: Any, weights: dict[str, mx.array]) -> Any:
-        kept = {name: weight for name, weight in weights.items() if not _HEAD_PARTS & set(name.split("."))}
+        kept = {name: weight for name, weight in weights.items() if not is_head_name(name) and name not in bare_names}
         return kind.sanitize(self, kept) if hasattr(kind, "sanitize") else kept
 
     return type(kind.__name__, (kind,), {"sanitize": sanitize}), args_kind
@@ -167,6 +174,20 @@ def _find(source: str | Path) -> Path:
         raise ModelLoadError(f"neither a folder nor a hub id that can be fetched: {source} ({error})") from error
 
 
+def _bare_names(path: Path) -> frozenset[str]:
+    """Weights in files of a head's own without a prefix: mlx-lm reads those called `model*` as the trunk's.
+
+    Raises:
+        ModelLoadError: the trunk has weights of the same names.
+    """
+    files = load_files(path)
+    bare = {name for file, tensors in files.items() if has_bare_names(file, tensors) for name in tensors}
+    trunk = {name for file, tensors in files.items() if not has_bare_names(file, tensors) for name in tensors}
+    if both := sorted(bare & trunk):
+        raise ModelLoadError(f"{both[0]} is the name of a weight of the trunk and of the head in a file of its own")
+    return frozenset(bare)
+
+
 def _tokenizer_files(path: Path) -> dict[str, bytes]:
     return {name: (path / name).read_bytes() for name in TOKENIZER_FILES if (path / name).is_file()}
 
@@ -175,6 +196,12 @@ def _logits_type(model: Module) -> tuple[int, mx.Dtype]:
     """Width and type of the logits, from the graph of one forward that is never evaluated."""
     logits = model(mx.array([[0]]))
     return int(logits.shape[-1]), logits.dtype
+
+
+def _end_tokens(path: Path, files: Mapping[str, bytes]) -> frozenset[int]:
+    # From the file, since in mlx-lm's configuration those of generation_config.json stand in place of its own.
+    config = json.loads((path / "config.json").read_bytes())
+    return read_generation_config(files).eos_token_ids.union(_eos_ids(config))
 
 
 def _eos_ids(config: Mapping[str, Any]) -> Iterable[int]:

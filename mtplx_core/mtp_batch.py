@@ -11,13 +11,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 
-from mtplx_core.cost_table import assumed_costs, assumed_draft_shares
-from mtplx_core.depth import AdaptiveDepth, DepthPolicy, FixedDepth, Odds, Trial
+from mtplx_core.depth import DepthPolicy, Odds, Trial, assumed_policy
 from mtplx_core.device_batch import DeviceBatch, Plan, Started
 from mtplx_core.engine import Geometry, Row, RowCycle, RowEnd, RowTokens, StepResult
 from mtplx_core.errors import EngineDeadError
@@ -27,7 +26,8 @@ from mtplx_core.heads.base import Head
 from mtplx_core.isolation import inside_mtp_lane
 from mtplx_core.loader import LoadedModel
 from mtplx_core.logprobs import row_logprobs
-from mtplx_core.rows import check_place, check_row, row_end
+from mtplx_core.mtp.idle_work import IdleWork, no_idle_work
+from mtplx_core.rows import check_place, check_row, row_end, with_end_tokens
 from mtplx_core.seats import Seat, Seats
 from mtplx_core.sidelines import Sidelines
 from mtplx_core.telemetry import Telemetry
@@ -59,6 +59,8 @@ class MtpOptions:
     overlaps: bool | None = None
     """Whether the next cycle is built while one runs; None: on a GPU."""
     clock: Callable[[], float] = time.perf_counter
+    idle_work: IdleWork = field(default_factory=no_idle_work)
+    """What is done while there are no rows."""
 
 
 class MtpBatchEngine:
@@ -88,7 +90,10 @@ class MtpBatchEngine:
         self._trunk = Trunk(loaded.model)
         self._head = head
         self._device = DeviceBatch(self._trunk, geometry, head, overlaps=self._options.overlaps)
-        self._policy = self._options.policy or _default_policy(geometry, self._device.head)
+        head_depth_max = None if self._device.head is None else self._device.head.max_depth
+        self._policy = self._options.policy or assumed_policy(
+            rows=geometry.decode_batch_max, depth=geometry.depth, head_depth_max=head_depth_max
+        )
         chunk_tokens = self._options.chunk_tokens or geometry.prefill_chunk_tokens
         self._feeder = Feeder(self._trunk, self._device.head, chunk_tokens=chunk_tokens, ends=loaded.eos_token_ids)
         self._seats = Seats()
@@ -124,6 +129,8 @@ class MtpBatchEngine:
         if reason := row_end(row, row.committed, eos_token_ids=self._loaded.eos_token_ids):
             self._already_ended.append(RowEnd(row.row_id, reason))
             return
+        self._options.idle_work.interrupt()
+        row = with_end_tokens(row, eos_token_ids=self._loaded.eos_token_ids)
         self._sidelines.line_up(self._feeder.prefill_of(row))
 
     def discard(self, row_id: str) -> None:
@@ -157,6 +164,9 @@ class MtpBatchEngine:
         except Exception as error:
             self._is_dead = True
             raise EngineDeadError(f"a decoding step failed: {error}") from error
+
+    def idle(self) -> bool:
+        return not self.active_rows and not self._sidelines.paused and self._options.idle_work.step()
 
     def snapshot(self) -> Mapping[str, Any]:
         return {
@@ -258,8 +268,8 @@ class MtpBatchEngine:
         found = None if guesses is None else [slot in guesses for slot, _ in running]
         fresh = sum(not seat.tokens and not seat.row.is_offline for _, seat in running)
         odds = [seat.odds for _, seat in running]
-        width, is_first = self._seats.width, 2 * fresh >= len(running)
-        drafting = self._policy.choose(odds, found, width=width, is_first=is_first)
+        width, keys = self._seats.width, self._attended_keys(running)
+        drafting = self._policy.choose(odds, found, width=width, keys=keys, is_first=2 * fresh >= len(running))
         depth, slots = drafting.depth, range(width)
         by_lookup = frozenset(slot for (slot, _), is_so in zip(running, drafting.by_lookup, strict=True) if is_so)
         lengths = {slot: seat.longest + depth + 1 for slot, seat in running}
@@ -279,7 +289,12 @@ class MtpBatchEngine:
         self._was_interrupted = plan.is_timed
         for _, seat in running:
             seat.in_flight.append(depth + 1)
-        return Flight(running, plan, started, follows, begun_s)
+        return Flight(running, plan, started, follows, begun_s, keys)
+
+    def _attended_keys(self, running: Sequence[tuple[int, Seat]]) -> int:
+        """Keys that a cycle goes over: a GPU's kernel goes over as many for each slot as for the longest row."""
+        lengths = [seat.longest + 1 for _, seat in running]
+        return self._seats.width * max(lengths) if self._device.overlaps else sum(lengths)
 
     def _guesses(self, running: Sequence[tuple[int, Seat]]) -> dict[int, tuple[int, ...]]:
         """What lookup finds, by slot, as many tokens as any cycle drafts."""
@@ -368,23 +383,15 @@ class MtpBatchEngine:
         if took_s is not None:
             plan, width = flight.plan, len(flight.plan.lengths)
             self._telemetry.time_cycle(width, plan.depth, took_s)
-            self._policy.see_cost(width, plan.depth, took_s, head_depth=plan.head_depth)
+            self._policy.see_cost(width, plan.depth, took_s, head_depth=plan.head_depth, keys=flight.keys)
 
     def _free_if_empty(self) -> None:
         if self.active_rows or not self._device.kv_bytes:
             return
+        self._options.idle_work.interrupt()
         self._flight = None
         self._seats.close_holes()
         self._device.release()
-
-
-def _default_policy(geometry: Geometry, head: Head | None) -> DepthPolicy:
-    if geometry.depth == 0:
-        return FixedDepth(0)
-    costs = assumed_costs(rows=geometry.decode_batch_max, depth=geometry.depth)
-    if head is None:
-        return AdaptiveDepth(geometry.depth, costs)
-    return AdaptiveDepth(geometry.depth, costs, assumed_draft_shares(), head.max_depth)
 
 
 def _differences(times: list[float]) -> list[float]:

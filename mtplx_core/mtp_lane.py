@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -20,8 +21,10 @@ from mtplx_core.heads.base import Head
 from mtplx_core.heads.native import load_native_head
 from mtplx_core.loader import LoadedModel, has_experts, weight_bytes
 from mtplx_core.memory import hold_buffer_cache, plan_this_machine
+from mtplx_core.mtp.idle_work import IdleWork, no_idle_work
+from mtplx_core.mtp.probe_file import probe_file, write_probe
 from mtplx_core.mtp_batch import MtpBatchEngine, MtpOptions
-from mtplx_core.probe import load_or_probe
+from mtplx_core.probe import Probe, Steps, load_or_probe, probe_anew
 from mtplx_core.serial import SerialEngine
 from mtplx_core.trunk import Trunk
 from mtplx_core.unfused_attention import fused_positions
@@ -55,21 +58,48 @@ def build_mtp_engine(
     if profile is Profile.B1_EXACT:
         return SerialEngine(loaded, replace(geometry, depth=0), lane=B1_EXACT_LANE, replays_committed=True)
     hold_buffer_cache(plan_this_machine(weight_bytes=weight_bytes(loaded)))
-    if probe_dir is None:
-        costs = assumed_costs(rows=geometry.decode_batch_max, depth=geometry.depth)
-        shares = None if head is None else assumed_draft_shares()
-        chunk_tokens, measured = geometry.prefill_chunk_tokens, 0
-    else:
-        trunk = Trunk(loaded.model)
+    trunk, measured = Trunk(loaded.model), 0
+    costs = assumed_costs(rows=geometry.decode_batch_max, depth=geometry.depth)
+    shares = None if head is None else assumed_draft_shares()
+    chunk_tokens, idle_work = geometry.prefill_chunk_tokens, no_idle_work()
+    if probe_dir is not None:
         probe = load_or_probe(trunk, geometry, identity=loaded.identity, folder=probe_dir, clock=clock, head=head)
         costs, shares = probe.cost_table(geometry), None if head is None else probe.share_table(head)
         chunk_tokens = probe.chunk_tokens
         measured = max(depth for _, depth in probe.seconds)
+
+        def keep(anew: Probe) -> None:
+            """The prefill chunk is the next start's: a lane cuts all prompts alike as long as it lives."""
+            write_probe(probe_file(probe_dir, loaded.identity, geometry), anew)
+            costs.measured_anew(anew.costs(geometry))
+
+        measuring = _Measuring(probe, partial(probe_anew, trunk, geometry, head=head, clock=clock), keep)
+        idle_work = IdleWork(measuring.steps, is_due=measuring.is_due, clock=clock)
     most = deepest(geometry.depth, measured, has_experts=has_experts(loaded.config))
     head_depth_max = None if head is None else head.max_depth
     policy = AdaptiveDepth(most, costs, shares, head_depth_max) if most else FixedDepth(0)
-    options = MtpOptions(policy=policy, chunk_tokens=chunk_tokens, overlaps=overlaps, clock=clock)
+    options = MtpOptions(policy=policy, chunk_tokens=chunk_tokens, overlaps=overlaps, clock=clock, idle_work=idle_work)
     return MtpBatchEngine(loaded, geometry, head=head, options=options)
+
+
+class _Measuring:
+    """Replaces a probe that was cut short, made on a busy machine or is old, while the lane has no rows."""
+
+    def __init__(self, probe: Probe, anew: Callable[[Probe], Steps[Probe]], keep: Callable[[Probe], None]) -> None:
+        self._probe = probe
+        self._anew = anew
+        self._keep = keep
+        self._is_first = True
+
+    def is_due(self) -> bool:
+        """A machine that is always busy is not measured again and again."""
+        return self._probe.is_old(time.time()) or self._is_first and self._probe.is_doubtful
+
+    def steps(self) -> Steps[None]:
+        self._probe = yield from self._anew(self._probe)
+        self._is_first = False
+        self._keep(self._probe)
+        logger.info("measured anew what forwards cost here, as the lane was idle")
 
 
 def usual_depth(trunk: Trunk) -> int:

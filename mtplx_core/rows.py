@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, Literal, Self, TypeVar
 
 from mtplx_core.engine import Geometry, Row, RowCycle, RowEnd, RowStats
@@ -122,6 +122,8 @@ def check_row(
         raise RowRejectedError(f"max_tokens is {row.max_tokens}, at least 1 is needed")
     if len(row.committed) > row.max_tokens:
         raise RowRejectedError(f"{len(row.committed)} tokens are committed, more than max_tokens {row.max_tokens}")
+    if not 0 <= row.min_tokens <= row.max_tokens:
+        raise RowRejectedError(f"min_tokens is {row.min_tokens}, allowed are 0 to max_tokens, {row.max_tokens}")
     length = len(row.prompt) + row.max_tokens
     if length > geometry.max_context_tokens:
         raise RowRejectedError(
@@ -132,11 +134,22 @@ def check_row(
 
 def row_end(row: Row, tokens: Sequence[int], *, eos_token_ids: Collection[int]) -> EndReason | None:
     """How a row whose completion is `tokens` so far has ended; None while it goes on."""
-    if tokens:
-        last = tokens[-1]
-        if last in row.stop_token_ids or (last in eos_token_ids and not row.ignore_eos):
-            return "stop"
+    if tokens and tokens[-1] in end_tokens(row, eos_token_ids=eos_token_ids):
+        return "stop"
     return "length" if len(tokens) >= row.max_tokens else None
+
+
+def end_tokens(row: Row, *, eos_token_ids: Collection[int]) -> frozenset[int]:
+    """Tokens that end the row."""
+    return row.stop_token_ids if row.ignore_eos else row.stop_token_ids.union(eos_token_ids)
+
+
+def with_end_tokens(row: Row, *, eos_token_ids: Collection[int]) -> Row:
+    """The row with a sampling that knows the end tokens, where the row may not end yet; else the row as it is."""
+    if not row.min_tokens:
+        return row
+    ends = tuple(sorted(end_tokens(row, eos_token_ids=eos_token_ids)))
+    return replace(row, sampling=replace(row.sampling, min_tokens=row.min_tokens, end_token_ids=ends))
 
 
 def _check_ids(row: Row, vocab_size: int) -> None:

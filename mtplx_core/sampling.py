@@ -1,8 +1,9 @@
 """The one sampler of all lanes: a pure function of logits, parameters, seed and position in the completion.
 
-Order: bias, repetition, frequency, presence, temperature, min_p, top_k, top_p; then the largest of logit plus Gumbel
-noise, which is exact sampling. Nothing here reads a value back from the device, and a row's outcome is the same,
-bit for bit, whatever rows stand beside it.
+Order: bias, repetition, frequency, presence, the bar on ends before `min_tokens`, temperature, min_p, top_k, top_p;
+then the largest of logit plus Gumbel noise, which is exact sampling. Nothing here reads a value back from the device,
+and nothing is a matrix product, so the same logits give a row the same outcome, bit for bit, whatever rows stand
+beside it.
 
     batch = SamplingBatch([row.sampling for row in rows], vocab_size=vocab)     # when rows join or leave
     noise = batch.noise(starts, positions=depth + 1)                            # optional: before the trunk runs
@@ -19,6 +20,7 @@ import mlx.core as mx
 
 from mtplx_core.engine import Sampling
 from mtplx_core.filters import FilterRows, apply_filters, filter_rows, has_filters
+from mtplx_core.min_tokens import bar_ends, end_bar
 from mtplx_core.noise import gumbel, noise_keys, seed_words
 from mtplx_core.penalties import (
     PenaltyRows,
@@ -68,11 +70,12 @@ class SamplingBatch:
         order = [index for group in self._groups for index in group.indices]
         self._inverse = mx.array(sorted(range(len(order)), key=order.__getitem__), mx.int32)
         self._all_tokens = mx.arange(vocab_size, dtype=mx.uint32)
+        self._bar = end_bar(self.rows, vocab_size=vocab_size)
 
     @property
     def is_plain_greedy(self) -> bool:
         """Whether an argmax over the logits is all there is to do."""
-        return all(group.path == _Path() for group in self._groups)
+        return self._bar is None and all(group.path == _Path() for group in self._groups)
 
     @property
     def needs_history(self) -> tuple[bool, ...]:
@@ -105,6 +108,7 @@ class SamplingBatch:
             (rows, positions) uint32
         """
         noise = noise or self.noise(starts, positions=logits.shape[1])
+        logits = bar_ends(logits, self._bar, starts)
         parts = [
             group.choose(group.edited(logits, history, drafts), made)
             for group, made in zip(self._groups, noise.by_group, strict=True)
@@ -132,6 +136,7 @@ class SamplingBatch:
             (rows,) uint32 token ids
         """
         ids = self._all_tokens if vocabulary is None else vocabulary
+        logits = bar_ends(logits[:, None], self._bar, starts, vocabulary=vocabulary)[:, 0]
         parts = [
             group.unfiltered(group.edited(logits[:, None], history, drafts, vocabulary), starts, ids)
             for group in self._groups
@@ -148,6 +153,7 @@ class SamplingBatch:
         drafts: mx.array | None = None,
     ) -> mx.array:
         """What `choose` takes the largest of, (rows, positions, vocab) float32: for tests."""
+        logits = bar_ends(logits, self._bar, starts)
         parts = [
             group.scores(group.edited(logits, history, drafts), starts, self._all_tokens) for group in self._groups
         ]

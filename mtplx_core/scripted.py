@@ -1,7 +1,8 @@
 """An engine without a model, for tests of everything around engines: each token is a function of prompt and position.
 
 It keeps the contract of `engine.py` to the letter, takes its speed and its failures from a `Script`, imports no MLX
-and samples nothing: sampling parameters are accepted and change nothing.
+and samples nothing: sampling parameters are accepted and change nothing. `min_tokens` holds: no token that ends a row
+is played before it, and an end that the script puts earlier comes then.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from typing import Any, Literal, NamedTuple
 
 from mtplx_core.engine import Geometry, PrefillProgress, Row, RowCycle, RowEnd, RowTokens, StepResult, TokenLogprob
 from mtplx_core.errors import EngineDeadError
-from mtplx_core.rows import Roster, RowProgress, row_end
+from mtplx_core.rows import Roster, RowProgress, end_tokens, row_end
 
 BYTES_PER_TOKEN = 1024
+_HELD_POLL_S = 0.01
 _by_priority = attrgetter("row.is_offline")
 _MASK64 = (1 << 64) - 1
 
@@ -71,16 +73,24 @@ def scripted_completion(row: Row, script: Script) -> tuple[int, ...]:
     eos_ids = _eos_ids(script)
     tokens: list[int] = []
     while row_end(row, tokens, eos_token_ids=eos_ids) is None:
-        tokens.append(_play(row.prompt, len(tokens), script))
+        tokens.append(_play(row, len(tokens), script))
     return tuple(tokens)
 
 
-def sleeping_pace(step_s: float, *, prefill_token_s: float = 0.0) -> Callable[[Work], None]:
-    """A pace in real time for processes that should look busy; tests in process pass their own callable."""
+def sleeping_pace(
+    step_s: float, *, prefill_token_s: float = 0.0, is_held: Callable[[], bool] = lambda: False
+) -> Callable[[Work], None]:
+    """A pace in real time for processes that should look busy; tests in process pass their own callable.
+
+    Args:
+        is_held: no step ends while it says so.
+    """
     pause = threading.Event()
 
     def pace(work: Work) -> None:
         pause.wait((step_s if work.decoding_rows else 0.0) + prefill_token_s * work.prefill_tokens)
+        while is_held():
+            pause.wait(_HELD_POLL_S)
 
     return pace
 
@@ -160,6 +170,9 @@ class ScriptedEngine:
         self._steps += 1
         return StepResult(tuple(tokens), tuple(ends), tuple(progress.report for progress in prefill))
 
+    def idle(self) -> bool:
+        return False
+
     def snapshot(self) -> Mapping[str, Any]:
         return {
             "mode": "scripted",
@@ -203,7 +216,7 @@ class ScriptedEngine:
         position = len(active.tokens)
         if error := self._strike(active.row, position):
             return active.fail(error)
-        active.tokens.append(_play(active.row.prompt, position, self._script))
+        active.tokens.append(_play(active.row, position, self._script))
         return active.end(eos_token_ids=self._eos_ids)
 
     def _strike(self, row: Row, position: int) -> str:
@@ -239,12 +252,25 @@ class _Fed(NamedTuple):
     report: PrefillProgress
 
 
-def _play(prompt: Sequence[int], position: int, script: Script) -> int:
-    if script.eos_token_id is not None and script.eos_position(tuple(prompt)) == position:
+def _play(row: Row, position: int, script: Script) -> int:
+    end = script.eos_position(row.prompt)
+    if end is not None and not row.ignore_eos:
+        end = max(end, row.min_tokens)
+    if script.eos_token_id is not None and position == end:
         return script.eos_token_id
-    token = scripted_token(prompt, position, script.vocab_size, first_token=script.first_token)
+    token = scripted_token(row.prompt, position, script.vocab_size, first_token=script.first_token)
     # The end-of-sequence token stands where the script puts it and nowhere else.
-    return token if token != script.eos_token_id else script.first_token + (token == script.first_token)
+    if token == script.eos_token_id:
+        token = script.first_token + (token == script.first_token)
+    return token if position >= row.min_tokens else _next_that_ends_nothing(row, token, script)
+
+
+def _next_that_ends_nothing(row: Row, token: int, script: Script) -> int:
+    """The first token from `token` on, around the ids played, that does not end the row."""
+    ends = end_tokens(row, eos_token_ids=_eos_ids(script)) | _eos_ids(script)
+    played = script.vocab_size - script.first_token
+    turns = (script.first_token + (token - script.first_token + step) % played for step in range(played))
+    return next((each for each in turns if each not in ends), token)
 
 
 def _eos_ids(script: Script) -> frozenset[int]:

@@ -20,7 +20,7 @@ from mtplx_core.errors import EngineDeadError
 from mtplx_core.loader import LoadedModel
 from mtplx_core.logprobs import LogprobArrays, logprob_arrays, row_logprobs
 from mtplx_core.penalties import RowHistory, has_penalties, row_history
-from mtplx_core.rows import Roster, RowProgress
+from mtplx_core.rows import Roster, RowProgress, with_end_tokens
 from mtplx_core.sampling import SamplingBatch
 
 NOT_FINITE = "the model produced numbers that are not finite"
@@ -93,6 +93,7 @@ class SerialEngine:
 
     def admit(self, row: Row) -> None:
         self._roster.check(row)
+        row = with_end_tokens(row, eos_token_ids=self._eos_ids)
         active = _Active.of(row)
         active.cache = list(make_prompt_cache(self._model))
         active.sampler = SamplingBatch([row.sampling], vocab_size=self._vocab_size)
@@ -117,6 +118,9 @@ class SerialEngine:
         except Exception as error:
             self._is_dead = True
             raise EngineDeadError(f"a decoding step failed: {error}") from error
+
+    def idle(self) -> bool:
+        return False
 
     def snapshot(self) -> Mapping[str, Any]:
         return {

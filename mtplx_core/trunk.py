@@ -112,7 +112,7 @@ def _can_carry(layer: Any, cache: Any) -> bool:
     if type(cache) is ArraysCache:
         return isinstance(getattr(layer, "linear_attn", None), LAYER_KINDS)
     if type(cache) is RotatingKVCache:
-        return cache.keep == 0
+        return bool(cache.keep == 0)
     return type(cache) is KVCache
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 from mtplx_core.engine import USUAL_DEPTH, Geometry, Profile, SchedulerMode
 
 EngineName = Literal["mlx", "scripted"]
+GenerationConfigName = Literal["model", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,8 @@ class ScriptConfig:
     """A prompt that holds this text kills the worker at its first token; empty: none does."""
     dead_text: str = ""
     """A prompt that holds this text makes the engine's step raise at its first token; empty: none does."""
+    hold: Path | None = None
+    """No step ends while this file exists; None: steps are never held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,8 @@ class WorkerConfig:
     """Model folder or hub id; None: the fetched default in `cache_dir`."""
     cache_dir: Path | None = None
     """Where fetched models and weight hashes are kept."""
+    generation_config: GenerationConfigName = "model"
+    """What fills in the sampling that a call leaves out: the model's `generation_config.json`, or nothing."""
     mode: SchedulerMode | None = None
     """None: `mtp_batch` where the model allows it, else `ar_batch`."""
     profile: Profile = Profile.BALANCED

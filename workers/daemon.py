@@ -18,7 +18,8 @@ from typing import Any
 from redis.asyncio import Redis
 
 from broker import tasks
-from broker.connection import answered_within, check_eviction, connect
+from broker.connection import answered_within, connect
+from broker.entrance import check_server, enter
 from broker.scripts import Scripts
 from broker.silence import SILENT_S
 from broker.wire import new_id
@@ -129,19 +130,19 @@ class Worker:
 
     async def enlist(self) -> None:
         """Check Redis and register, before anything is loaded."""
-        await check_eviction(self._links.commands)
+        await check_server(self._links.commands)
         await self.membership.join()
 
     async def load(self) -> None:
         """Load the model and accept jobs."""
         model = await self.service.call(self._source.describe)
         if self.config.mode is None and model.mtp_refusal:
-            logger.warning("%s runs on ar_batch: %s", model.name, model.mtp_refusal, extra=self._where)
+            logger.warning("%s does not run on mtp_batch: %s", model.name, model.mtp_refusal, extra=self._where)
             self._refusals = {SchedulerMode.MTP_BATCH.value: model.mtp_refusal}
         self.config = config = settled(self.config, model)
         context = min(model.max_context_tokens, config.max_context_tokens)
         geometry = replace(config.geometry, max_context_tokens=context)
-        card = card_of(model, geometry, created_s=int(time.time()))
+        card = card_of(model, geometry, config, created_s=int(time.time()))
         offer = Offer(lane_of(model, geometry, config, token_budget=config.token_budget), card, model.tokenizer_files)
         await persist(lambda: self.membership.advertise(offer))
         engine = await self.service.use(self._source.build)
@@ -155,7 +156,7 @@ class Worker:
         self.committer.begin(self.membership.id, self.service, self._rules)
         lane = lane_of(model, geometry, config, token_budget=budget)
         self.membership.phase = Phase.SERVING
-        offer = Offer(lane, card_of(model, geometry, created_s=card.created_s), model.tokenizer_files)
+        offer = Offer(lane, card_of(model, geometry, config, created_s=card.created_s), model.tokenizer_files)
         await persist(lambda: self.membership.advertise(offer))
         logger.info("serving %s", lane.fingerprint, extra={"worker": self.membership.id})
 
@@ -295,8 +296,10 @@ class Worker:
 async def run_worker(config: WorkerConfig) -> None:
     """Run one worker until SIGTERM or SIGINT; the second signal hands running rows back at once.
 
-    Raises: see `Worker.run`.
+    Raises: see `Worker.run` and `broker.entrance.enter`.
     """
+    if not await enter(config.redis_url, who="the worker"):
+        return
     source = _source(config)
     links = Links(connect(config.redis_url), connect(config.redis_url, blocking=True))
     worker = Worker(config, source, links)

@@ -1,7 +1,8 @@
 """The one thread on which a model is loaded, stepped and closed; it knows nothing of asyncio but how to wake it.
 
 Commands go in by a queue, deliveries come out by the `deliver` callable, which must be safe to call from here. The
-thread waits in that queue alone: while nothing is active, and while too many steps are not acknowledged.
+thread waits in that queue alone: while nothing is active, and while too many steps are not acknowledged. An engine
+without rows may have work for such a time, which it does piece by piece.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from mtplx_core.engine import Engine, Row, StepResult
 from mtplx_core.errors import RowRejectedError
 
 logger = logging.getLogger(__name__)
+
+IDLE_PAUSE_S = 0.05
+"""Between two pieces of work of an engine without rows."""
 
 
 class Stepped(NamedTuple):
@@ -63,6 +67,8 @@ class EngineThread:
         self._engine: Engine | None = None
         self._unacknowledged = 0
         self._is_closing = False
+        self._may_idle = False
+        """Whether the engine may have work for a time without rows."""
         # A daemon thread: a step that never returns must not keep the process from ending.
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
@@ -129,16 +135,26 @@ class EngineThread:
     def _due_commands(self) -> Iterator[Callable[[], None]]:
         """Everything queued; waits for the first command when there is nothing else to do."""
         if not self._can_step:
-            yield self._commands.get()
+            yield self._next_command()
         while not self._is_closing:
             try:
                 yield self._commands.get_nowait()
             except Empty:
                 return
 
+    def _next_command(self) -> Callable[[], None]:
+        """Wait for a command; an engine without rows works meanwhile, and is asked between two pieces of that."""
+        while self._may_idle and self._engine is not None and not self._engine.active_rows:
+            try:
+                return self._commands.get(timeout=IDLE_PAUSE_S)
+            except Empty:
+                self._may_idle = self._engine.idle()
+        return self._commands.get()
+
     def _step(self) -> None:
         assert self._engine is not None
         result = self._engine.step()
+        self._may_idle = True
         self._unacknowledged += 1
         self._tell(Stepped(result))
 
@@ -150,6 +166,7 @@ class EngineThread:
 
     def _use(self, build: Callable[[], Engine]) -> Engine:
         self._engine = build()
+        self._may_idle = True
         return self._engine
 
     def _snapshot(self) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Tongue:
 
     def follow(self, request: Request) -> RowText:
         ending = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else self.eos_token_ids)
-        return RowText(self.table, stops=request.stop, ending=ending)
+        return RowText(self.table, stops=request.stop, ending=ending, min_tokens=request.min_tokens)
 
 
 class Entry(NamedTuple):

@@ -13,8 +13,9 @@ from typing import Protocol
 
 from broker.errors import WireError
 from broker.vocabulary import ByteTable, byte_table
-from broker.wire import Lane, ModelCard
+from broker.wire import WIRE_VERSION, Lane, ModelCard, SamplingDefaults
 from mtplx_core.engine import Engine, Geometry, SchedulerMode
+from mtplx_core.models.generation_config import read_generation_config
 from workers.config import WorkerConfig
 from workers.jobs import Tongue
 from workers.places import PlaceRules
@@ -94,6 +95,7 @@ def lane_of(model: ServedModel, geometry: Geometry, config: WorkerConfig, *, tok
         max_context_tokens=geometry.max_context_tokens,
         depth=geometry.depth,
         token_budget=token_budget,
+        wire=WIRE_VERSION,
     )
 
 
@@ -105,7 +107,7 @@ def route_of(family: str, geometry: Geometry, config: WorkerConfig) -> str:
     return f"{family}_{engine}_b{geometry.decode_batch_max}_t{depth + 1}"
 
 
-def card_of(model: ServedModel, geometry: Geometry, *, created_s: int) -> ModelCard:
+def card_of(model: ServedModel, geometry: Geometry, config: WorkerConfig, *, created_s: int) -> ModelCard:
     """What an API process needs to speak for the model."""
     return ModelCard(
         model=model.identity,
@@ -115,6 +117,7 @@ def card_of(model: ServedModel, geometry: Geometry, *, created_s: int) -> ModelC
         created_s=created_s,
         vocab_size=model.vocab_size,
         eos_token_ids=tuple(sorted(model.eos_token_ids)),
+        defaults=_defaults(model) if config.generation_config == "model" else SamplingDefaults(),
     )
 
 
@@ -162,6 +165,18 @@ def memory_of(engine: Engine, config: WorkerConfig) -> dict[str, int]:
         "rows_asked": config.geometry.decode_batch_max,
         "rows_carried": geometry.decode_batch_max,
     }
+
+
+def _defaults(model: ServedModel) -> SamplingDefaults:
+    said = read_generation_config(model.tokenizer_files)
+    return SamplingDefaults(
+        temperature=said.temperature,
+        top_p=said.top_p,
+        top_k=said.top_k,
+        min_p=said.min_p,
+        repetition_penalty=said.repetition_penalty,
+        max_tokens=said.max_new_tokens,
+    )
 
 
 def _mode(config: WorkerConfig) -> SchedulerMode:

@@ -154,6 +154,7 @@ class LiveRow:
             ignore_eos=request.ignore_eos,
             top_logprobs=request.top_logprobs,
             is_offline=self.is_offline,
+            min_tokens=request.min_tokens,
         )
 
     def commit(self) -> RowCommit:

@@ -23,13 +23,17 @@ class Kept(NamedTuple):
 class RowText:
     """Follows one row's bytes. Without a table it keeps everything and knows no end."""
 
-    def __init__(self, table: ByteTable | None, *, stops: Iterable[bytes], ending: Collection[int]) -> None:
+    def __init__(
+        self, table: ByteTable | None, *, stops: Iterable[bytes], ending: Collection[int], min_tokens: int = 0
+    ) -> None:
         self._table = table
         self._ending = ending
         """Tokens that end a row and are no text."""
         self._matcher = StopMatcher(stops)
         self._has_stops = any(stops)
         self._bytes = 0
+        self._barred = min_tokens
+        """Next tokens with which no stop string ends the text."""
 
     @property
     def end(self) -> int:
@@ -43,10 +47,12 @@ class RowText:
         if self._table is None:
             return Kept(len(tokens), is_stopped=False)
         for index, token in enumerate(tokens):
+            may_end = self._barred <= 0
+            self._barred -= 1
             if token in self._ending:
                 continue
             data = text_of(self._table, (token,))
             self._bytes += len(data)
-            if self._has_stops and self._matcher.feed(data).end is not None:
+            if self._has_stops and self._matcher.feed(data, may_end=may_end).end is not None:
                 return Kept(index + 1, is_stopped=True)
         return Kept(len(tokens), is_stopped=False)

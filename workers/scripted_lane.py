@@ -54,8 +54,10 @@ class ScriptedLane:
         )
 
     def build(self) -> Engine:
-        pace = sleeping_pace(self._config.step_s, prefill_token_s=self._config.prefill_token_s)
-        return ScriptedEngine(self._geometry, script_of(self._config), pace=pace)
+        script, hold = self._config, self._config.hold
+        is_held = hold.exists if hold is not None else lambda: False
+        pace = sleeping_pace(script.step_s, prefill_token_s=script.prefill_token_s, is_held=is_held)
+        return ScriptedEngine(self._geometry, script_of(script), pace=pace)
 
     def release(self) -> None:
         """There is nothing to let go of."""

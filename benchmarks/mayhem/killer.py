@@ -116,7 +116,7 @@ class Killer:
 
     async def forgive(self) -> None:
         """Take excuses away from those that answer again, over and over."""
-        async with httpx.AsyncClient(verify=False, timeout=1) as http:
+        async with httpx.AsyncClient(trust_env=False, verify=False, timeout=1) as http:
             while True:
                 await asyncio.sleep(FORGIVE_S / 4)
                 for name in [name for name in self._town.broken if self._is_over(name)]:

@@ -197,4 +197,4 @@ class Traffic:
 
 
 def _http(url: str) -> httpx.AsyncClient:
-    return httpx.AsyncClient(verify=False, base_url=url, timeout=httpx.Timeout(ANSWER_S, connect=5))
+    return httpx.AsyncClient(trust_env=False, verify=False, base_url=url, timeout=httpx.Timeout(ANSWER_S, connect=5))

@@ -1,6 +1,6 @@
 -- ACCEPT: a request enters the system. Safe to run twice with the same id and body.
 -- KEYS 1 state  2 waiting stream of its priority  3 ordinal  4 load  5 its API key's bucket  6 idempotency record
---      7 ids that its listener alone waits for
+--      7 ids that its listener alone waits for  8 live requests by deadline (or none, in an older caller)
 -- ARGV 1 id  2 body  3 ticket  4 digest of what must be equal for it to be the same request  5 seed (16 hex digits)
 --      6 priority  7 key id  8 cost in tokens  9 reply channel or ''  10 time-out ms  11 retention ms
 --      12 most requests of this priority waiting or running  13 most tokens of them  14 wake channel  15 prompt tokens
@@ -46,6 +46,7 @@ redis.call('HSET', KEYS[1], 'id', ARGV[1], 'body', ARGV[2], 'ticket', ARGV[3], '
 redis.call('PEXPIRE', KEYS[1], tonumber(ARGV[10]) + tonumber(ARGV[11]) + 604800000)
 redis.call('HINCRBY', KEYS[4], 'requests:' .. ARGV[6], 1)
 redis.call('HINCRBY', KEYS[4], 'tokens:' .. ARGV[6], cost)
+if KEYS[8] then redis.call('ZADD', KEYS[8], deadline, ARGV[1]) end
 if keeps_ms > 0 then
   redis.call('SET', KEYS[6], ARGV[1], 'PX', keeps_ms)
 elseif ARGV[6] == 'interactive' and ARGV[9] ~= '' then

@@ -1,17 +1,17 @@
 -- HAND_BACK: requests of a worker that will not go on with them return to the line, before all that is newer.
 -- KEYS 1 worker record  2 its rows  3 waiting returned  4 load  5 ended  6 rows by API key  7 dead letters
---      8... per request: state, token log, logprobs
+--      8 live requests  9... per request: state, token log, logprobs
 -- ARGV 1 worker id  2 '1' if the owner died, else '0'  3 crashes at which a request is given up  4 dead letters kept
 --      5 wake channel  6... per request: id, attempt
 -- Returns {id, outcome, ...}, outcome 'waiting', 'ended', 'dead' or 'lost'
-local out = {}
+local out, totals = {}, {KEYS[4], KEYS[5], KEYS[8]}
 local CLEARED_BY = 8 -- tokens after which a row has proven itself; one that outlived its owner is no suspect any more
 
 local function give_up(req, id, crashes)
   local event = failed_event(id, 'crashed_workers', 'the request was given up after ' .. crashes .. ' workers died with it')
   local f = redis.call('HMGET', req.state, 'ticket', 'body')
   redis.call('XADD', KEYS[7], 'MAXLEN', '~', ARGV[4], '*', 'id', id, 'why', 'crashes', 'ticket', f[1], 'body', f[2])
-  end_request(req, KEYS[4], KEYS[5], 'failed', 'crashed_workers', event)
+  end_request(req, totals, 'failed', 'crashed_workers', event)
   return 'dead'
 end
 
@@ -39,7 +39,7 @@ local function hand_back(req, id, attempt)
   local cause = redis.call('HGET', req.state, 'cancel')
   if cause then
     local status, reason = end_of(cause)
-    end_request(req, KEYS[4], KEYS[5], status, cause,
+    end_request(req, totals, status, cause,
       finished_event(id, reason, redis.call('STRLEN', req.log) / 4, cause))
     return 'ended'
   end
@@ -48,7 +48,7 @@ local function hand_back(req, id, attempt)
 end
 
 for i = 6, #ARGV, 2 do
-  local k = 8 + (i - 6) / 2 * 3
+  local k = 9 + (i - 6) / 2 * 3
   out[#out + 1] = ARGV[i]
   out[#out + 1] = hand_back({state = KEYS[k], log = KEYS[k + 1], lps = KEYS[k + 2]}, ARGV[i], ARGV[i + 1])
 end

@@ -61,8 +61,9 @@ local function refund(req, bucket, cost, prompt_tokens)
   if tonumber(redis.call('HGET', bucket, 'tokens')) >= 0 then redis.call('HINCRBYFLOAT', bucket, 'tokens', unused) end
 end
 
--- Writes the terminal state once, starts retention, lowers the load, tells the listener.
-local function end_request(req, load_key, ended_key, status, cause, event)
+-- Writes the terminal state once, starts retention, lowers the load, tells the listener. `totals` are the keys of load,
+-- ended and live requests.
+local function end_request(req, totals, status, cause, event)
   local f = redis.call('HMGET', req.state, 'priority', 'cost', 'reply', 'retain_ms', 'bucket', 'prompt_tokens',
     'listening', 'id')
   refund(req, f[5] or '', f[2], f[6])
@@ -70,9 +71,10 @@ local function end_request(req, load_key, ended_key, status, cause, event)
   redis.call('HSET', req.state, 'status', status, 'end', event, 'ended_ms', now_ms())
   redis.call('HDEL', req.state, 'body', 'ticket', 'owner', 'entry', 'stream')
   for _, key in pairs(req) do redis.call('PEXPIRE', key, f[4]) end
-  redis.call('HINCRBY', load_key, 'requests:' .. f[1], -1)
-  redis.call('HINCRBY', load_key, 'tokens:' .. f[1], -tonumber(f[2]))
-  redis.call('HINCRBY', ended_key, f[1] .. ':' .. status .. ':' .. cause, 1)
+  redis.call('HINCRBY', totals[1], 'requests:' .. f[1], -1)
+  redis.call('HINCRBY', totals[1], 'tokens:' .. f[1], -tonumber(f[2]))
+  redis.call('HINCRBY', totals[2], f[1] .. ':' .. status .. ':' .. cause, 1)
+  redis.call('ZREM', totals[3], f[8])
   if f[3] ~= '' then redis.call('PUBLISH', f[3], event) end
 end
 

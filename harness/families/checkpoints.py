@@ -103,7 +103,8 @@ def _random(name: str, array: mx.array, key: mx.array) -> mx.array:
     if array.ndim <= 1 or last in {"D", "sinks"} or "bias" in last:
         return 0.1 * noise if "bias" in last else 1.0 + 0.1 * noise
     fan_in = array.shape[1] if "conv" in name and array.ndim == 3 else array.shape[-1]
-    return noise * (GAIN / fan_in**0.5)
+    scaled: mx.array = noise * (GAIN / float(fan_in) ** 0.5)
+    return scaled
 
 
 def _keys(seed: int) -> Iterator[mx.array]:

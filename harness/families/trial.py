@@ -101,6 +101,6 @@ def _logprob_gap(model: Any, row: Row, tokens: Sequence[int], said: Sequence[Tok
     logits = logits_in_one_forward(model, mx.array([[*row.prompt, *tokens[:-1]]]))
     logits = logits[0, len(row.prompt) - 1 :].astype(mx.float32)  # (tokens, vocab)
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-    own = np.array(mx.take_along_axis(logprobs, mx.array(tokens)[:, None], axis=-1))[:, 0]
+    own = np.array(mx.take_along_axis(logprobs, mx.array(list(tokens))[:, None], axis=-1))[:, 0]
     gaps = np.abs(own - np.array([entry.logprob for entry in said]))
     return float(gaps.max()) if np.isfinite(gaps).all() else float("inf")

@@ -112,7 +112,7 @@ class Forward:
 
     def for_heads(self, mask: mx.array, heads: int) -> mx.array:
         """Lay a mask out for a layer whose query heads are not those it was made for."""
-        if mask.shape[1] == heads:
+        if mask.ndim != 4 or mask.shape[1] == heads:
             return mask
         if (id(mask), heads) not in self._for_heads:
             self._for_heads[id(mask), heads] = mask, self._laid_out(mask[:, :1], heads)

@@ -85,11 +85,6 @@ class RaggedLayer:
         rows, attended = keys.shape[0], self.view.attended
         return self.keys[:rows, :, :attended], self.values[:rows, :, :attended]
 
-    def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """Return what the forward reads, for layers that keep nothing of their own and read another layer's cache."""
-        rows, attended = self._batch.forward.rows, self.view.attended
-        return self.keys[:rows, :, :attended], self.values[:rows, :, :attended]
-
     def make_mask(self, positions: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
         return self._batch.forward.mask(self.places, window_size)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import mlx.core as mx
@@ -66,7 +67,8 @@ def load_mimo_head(trunk: Trunk, tensors: Tensors) -> MimoHead:
         ModelLoadError: it is incomplete.
     """
     head = MimoHead(trunk)
-    first = {name.removeprefix("0."): tensor for name, tensor in tensors.items() if name.startswith("0.")}
+    # A file of one head alone may leave its number out.
+    first = {name.removeprefix("0."): tensor for name, tensor in tensors.items() if not re.match(r"[1-9]\d*\.", name)}
     fill(head, {_own_name(name): tensor for name, tensor in first.items()}, dtype=trunk.dtype)
     return head
 

@@ -1,1 +1,1 @@
-"""Models as mlx-lm makes them: how their own call is entered, and whether a lane says what they say."""
+"""Models as mlx-lm makes them: what checkpoints say, and whether a lane says what its model says."""

@@ -17,9 +17,11 @@ from openai import AsyncOpenAI
 from api.app import create_app
 from api.backend import Backend, Fleet
 from api.config import ApiConfig
+from api.http.protocol import bounded_protocol
 from broker.scripts import Idempotency, Quota
 from broker.wire import Request, Ticket
 from tests.api.fake import FakeBackend, FakeHandle, beating
+from tests.support.wait import PATIENCE_S
 
 
 @asynccontextmanager
@@ -29,9 +31,16 @@ async def serving(backend: Backend, config: ApiConfig | None = None) -> AsyncIte
     async def open_backend(_: ApiConfig) -> Backend:
         return backend
 
-    app = create_app(config or api_config(), open_backend=open_backend)
+    config = config or api_config()
     server_config = uvicorn.Config(
-        app, host="127.0.0.1", port=0, log_config=None, lifespan="on", timeout_graceful_shutdown=1
+        create_app(config, open_backend=open_backend),
+        host="127.0.0.1",
+        port=0,
+        http=bounded_protocol(config.receive_timeout_s),
+        ws="none",
+        log_config=None,
+        lifespan="on",
+        timeout_graceful_shutdown=1,
     )
     # Started and stopped by hand: its own main loop ticks ten times a second, which every test would wait for.
     server = uvicorn.Server(server_config)
@@ -139,11 +148,11 @@ def openai(shared_openai: AsyncOpenAI, backend: FakeBackend) -> AsyncOpenAI:
 
 
 def http_client(url: str, *, limits: httpx.Limits = _LIMITS) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=url, timeout=10, verify=no_tls(), limits=limits)
+    return httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, verify=no_tls(), limits=limits)
 
 
 def openai_client(url: str, *, api_key: str = "none") -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0, timeout=10)
+    return AsyncOpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0, timeout=PATIENCE_S)
 
 
 @cache
@@ -152,7 +161,7 @@ def no_tls() -> ssl.SSLContext:
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
-async def wait_until(condition: Callable[[], bool], *, timeout_s: float = 5.0) -> None:
+async def wait_until(condition: Callable[[], bool], *, timeout_s: float = PATIENCE_S) -> None:
     """Wait for something another task does."""
     async with asyncio.timeout(timeout_s):
         while not condition():

@@ -265,7 +265,7 @@ def scripted(request: Request, script: Script) -> list[Event]:
     kept, reason, end = tokens[: request.max_tokens], "length" if len(tokens) > request.max_tokens else "stop", None
     matcher = StopMatcher(request.stop)
     for place, token in enumerate(kept, 1):
-        end = matcher.feed(text_of(table, (token,))).end
+        end = matcher.feed(text_of(table, (token,)), may_end=place > request.min_tokens).end
         if end is not None:
             kept, reason = kept[:place], "stop"
             break

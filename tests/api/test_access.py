@@ -174,3 +174,24 @@ def test_loopback_is_known_by_its_address(host: str, expected: bool) -> None:
 def test_config_names_key_value_and_what_is_allowed(field: str, value: float) -> None:
     with pytest.raises(ApiConfigError, match=rf"{field} = .*allowed"):
         api_config(**{field: value})
+
+
+def test_key_that_is_added_to_the_file_may_ask_at_once_and_one_taken_away_may_not(keys_file: Path) -> None:
+    ring = load_keys(keys_file)
+
+    keys_file.write_text(f'[keys.bob]\nhash = "{hash_key("another")}"\n')
+
+    assert ring.payer("Bearer another").key_id == "bob"
+    with pytest.raises(InvalidKeyError):
+        ring.payer(f"Bearer {KEY}")
+
+
+@pytest.mark.parametrize("content", ["[keys.bob", "", None], ids=["broken", "empty", "gone"])
+def test_keys_stay_as_they_were_when_the_file_cannot_be_read(keys_file: Path, content: str | None) -> None:
+    ring = load_keys(keys_file)
+    keys_file.unlink()
+    if content is not None:
+        keys_file.write_text(content)
+
+    assert ring.payer(f"Bearer {KEY}").key_id == "alice"
+    assert not ring.is_open

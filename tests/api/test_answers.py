@@ -12,6 +12,7 @@ from api.answers import AHEAD, Answer, Choice, Chores, Fault
 from api.text import TextStream
 from broker.scripts import Accepted
 from broker.wire import Cause, Event, Failed, Finished, Tokens, pack_tokens
+from tests.support.wait import PATIENCE_S
 
 STOP_TOKEN = 2
 ENDS: dict[str, tuple[Event, str]] = {
@@ -84,7 +85,7 @@ def answer_of(handle: ToldHandle, meter: ListedMeter) -> Answer:
 
 async def until_told(handle: ToldHandle, *, but: int = 0) -> None:
     """All events but so many have been read; the last of these waits where the queue is full."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while handle.left > but:
             await asyncio.sleep(0)
 

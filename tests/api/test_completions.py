@@ -67,6 +67,54 @@ async def test_completion_logprobs_name_each_token_and_its_place(openai: AsyncOp
     assert logprobs.top_logprobs[0][logprobs.tokens[0]] == -0.5
 
 
+@pytest.mark.parametrize("text", ["a漢字b", "漢字", "Füchse 😀😀 und", "a <|endoftext|>漢b", "\u0301a"])
+async def test_offsets_are_places_in_the_text(openai: AsyncOpenAI, backend: FakeBackend, text: str) -> None:
+    backend.script = lambda _: Script(text=text)
+
+    answer = await openai.completions.create(model=NAME, prompt="The", logprobs=2)
+
+    choice = answer.choices[0]
+    logprobs = choice.logprobs
+    assert logprobs is not None
+    names, offsets = logprobs.tokens or [], logprobs.text_offset or []
+    shown = [(name, offset) for name, offset in zip(names, offsets, strict=True) if name != "<|endoftext|>"]
+    assert choice.text == text.replace("<|endoftext|>", "")
+    assert "".join(name for name, _ in shown) == choice.text
+    assert all(choice.text[offset:].startswith(name) for name, offset in shown)
+    assert [b"".join(map(bytes, logprobs.model_dump()["bytes"]))] == [text.encode()]
+
+
+async def test_piece_of_a_character_is_named_when_the_character_is_whole(
+    openai: AsyncOpenAI, backend: FakeBackend
+) -> None:
+    tokens = encode("😀")
+    backend.script = lambda _: Script(text="😀")
+
+    answer = await openai.completions.create(model=NAME, prompt="The", logprobs=1)
+
+    logprobs = answer.choices[0].logprobs
+    assert len(tokens) > 1
+    assert logprobs is not None
+    assert logprobs.tokens == [""] * (len(tokens) - 1) + ["😀"]
+    assert logprobs.text_offset == [0] * len(tokens)
+    assert logprobs.top_logprobs == [{name: -0.5} for name in logprobs.tokens]
+
+
+async def test_completion_logprobs_streamed_are_those_of_the_whole_answer(
+    openai: AsyncOpenAI, backend: FakeBackend
+) -> None:
+    backend.script = lambda _: Script(text="a漢 😀<|endoftext|>b", step=3)
+
+    whole = await openai.completions.create(model=NAME, prompt="The", logprobs=2)
+    stream = await openai.completions.create(model=NAME, prompt="The", logprobs=2, stream=True)
+    parts = [choice.logprobs async for chunk in stream for choice in chunk.choices if choice.logprobs]
+
+    expected = whole.choices[0].logprobs
+    assert expected is not None
+    for field, values in expected.model_dump().items():
+        assert [value for part in parts for value in part.model_dump()[field]] == values
+
+
 async def test_sampling_fields_reach_the_queue(openai: AsyncOpenAI, backend: FakeBackend) -> None:
     await openai.completions.create(
         model=NAME,

@@ -19,6 +19,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.api.fake import NAME, FakeBackend
+from tests.support.wait import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -48,7 +49,7 @@ def try_one(cases: st.SearchStrategy[Any]) -> None:
 def ask(case: Any) -> None:
     if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
         case.body["model"] = NAME  # else every call would end at the unknown model
-    response = case.call(timeout=10)
+    response = case.call(timeout=PATIENCE_S)
     assert response.status_code < 500, response.text
     case.validate_response(response, checks=CONFORMANCE)
     if response.status_code >= 400:

@@ -13,8 +13,9 @@ import pytest
 
 from api.bundles import Bundle
 from api.chat import ChatTemplate
+from api.conversation import LONG_CONVERSATION, LONG_TEXT
 from api.errors import BadRequestError, ContextLengthError
-from api.intake import LONG_CONVERSATION, LONG_TEXT, MAX_CHOICES, Payer, chat_job, completion_job
+from api.intake import MAX_CHOICES, Payer, chat_job, completion_job
 from api.models import Route
 from api.schemas import ChatRequest, CompletionRequest, Message, TextPart
 from api.text import TokenizerText

@@ -74,3 +74,28 @@ async def test_the_ending_token_counts_when_eos_is_ignored_and_length_ends_the_t
 
     assert len(shown) == length
     assert shown[-1].token == "<|im_end|>"
+
+
+async def test_pieces_of_a_character_have_their_own_bytes_and_the_last_its_name(
+    openai: AsyncOpenAI, backend: FakeBackend
+) -> None:
+    backend.script = lambda _: Script(text="a漢😀")
+
+    shown = await streamed(openai, top_logprobs=1)
+
+    assert "".join(entry.token for entry in shown) == "a漢😀"
+    assert b"".join(bytes(entry.bytes or []) for entry in shown) == "a漢😀".encode()
+    assert all(entry.top_logprobs[0].token == entry.token for entry in shown)
+    assert all(entry.top_logprobs[0].bytes == entry.bytes for entry in shown)
+    assert "\ufffd" not in "".join(entry.token for entry in shown)
+
+
+async def test_tokens_of_half_a_character_at_the_end_have_bytes_and_no_name(
+    openai: AsyncOpenAI, backend: FakeBackend
+) -> None:
+    backend.script = lambda _: Script(text="a😀")
+
+    shown = await streamed(openai, max_tokens=2)
+
+    assert [entry.token for entry in shown] == ["a", ""]
+    assert bytes(shown[1].bytes or []) == "😀".encode()[: len(shown[1].bytes or [])] != b""

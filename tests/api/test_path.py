@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -19,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.api.conftest import http_client
 from tests.support.stack import Stack
+from tests.support.wait import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -41,7 +41,7 @@ def stack() -> Iterator[Stack]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def client(stack: Stack) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+    async with AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -68,20 +68,13 @@ async def gauges(http: httpx.AsyncClient) -> dict[str, float]:
 
 async def idle(http: httpx.AsyncClient) -> None:
     """Wait until nothing runs and nothing waits."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             found = await gauges(http)
             names = ("mtplx_requests_open", "mtplx_queue_requests", "mtplx_rows_active")
             if not any(found.get(name, 0) for name in names) and found["mtplx_rows_free"] == 8:
                 return
             await asyncio.sleep(0.05)
-
-
-async def first_token_s(http: httpx.AsyncClient) -> float:
-    began = time.monotonic()
-    async with http.stream("POST", "/v1/chat/completions", json={**BODY, "max_tokens": 1}) as response:
-        await response.aread()
-    return time.monotonic() - began
 
 
 async def leave_after(http: httpx.AsyncClient, body: dict[str, Any], *, content_chunks: int) -> None:
@@ -145,19 +138,17 @@ async def test_usage_is_counted_by_request_when_many_run_together(client: AsyncO
 
 
 async def test_storm_of_leavers_leaves_nothing_running(http: httpx.AsyncClient) -> None:
-    before = await first_token_s(http)
     long = {**BODY, "messages": [{"role": "user", "content": "long " * 200}], "max_tokens": 4096}
 
     await asyncio.gather(*(leave_after(http, long, content_chunks=0) for _ in range(160)))
     await asyncio.gather(*(leave_after(http, long, content_chunks=1) for _ in range(200)))
 
     await idle(http)
-    assert await first_token_s(http) < before + 1
 
 
 async def test_two_hundred_one_token_requests_all_get_their_token(http: httpx.AsyncClient) -> None:
     async def ask() -> str:
-        answer = await http.post("/v1/chat/completions", json={**BODY, "stream": False, "max_tokens": 1}, timeout=30)
+        answer = await http.post("/v1/chat/completions", json={**BODY, "stream": False, "max_tokens": 1})
         text: str = answer.json()["choices"][0]["message"]["content"]
         return text
 
@@ -167,24 +158,25 @@ async def test_two_hundred_one_token_requests_all_get_their_token(http: httpx.As
     await idle(http)
 
 
-async def test_state_is_answered_quickly_under_overload(client: AsyncOpenAI, http: httpx.AsyncClient) -> None:
-    work = [asyncio.create_task(streamed(client, max_tokens=100)) for _ in range(128)]
-    slowest = 0.0
+async def test_state_is_answered_while_no_request_moves(
+    stack: Stack, client: AsyncOpenAI, http: httpx.AsyncClient
+) -> None:
+    with stack.engines_held():
+        work = [asyncio.create_task(streamed(client, max_tokens=100)) for _ in range(128)]
+        while (await gauges(http)).get("mtplx_requests_open", 0) < 128:
+            await asyncio.sleep(0.05)
 
-    while not all(task.done() for task in work):
-        for path in ("/health", "/metrics", "/v1/models"):
-            began = time.monotonic()
-            assert (await http.get(path)).status_code == 200
-            slowest = max(slowest, time.monotonic() - began)
-        await asyncio.sleep(0.1)
+        pages = [await http.get(path) for path in ("/health", "/metrics", "/v1/models")]
+        # Nothing could be answered before, so no page stood in line behind a request.
+        assert not any(task.done() for task in work)
 
+    assert {page.status_code for page in pages} == {200}
     assert {len(text) for text in await asyncio.gather(*work)} == {100}
-    assert slowest < 5
 
 
 async def test_deadline_ends_a_request_with_a_reason_of_its_own(client: AsyncOpenAI) -> None:
     answer = await client.chat.completions.create(
-        model=MODEL, messages=MESSAGES, max_tokens=8000, extra_headers={"x-mtplx-timeout-ms": "700"}
+        model=MODEL, messages=MESSAGES, max_tokens=8000, extra_headers={"x-mtplx-timeout-ms": "3000"}
     )
 
     assert str(answer.choices[0].finish_reason) == "deadline"
@@ -235,7 +227,7 @@ async def test_server_told_to_stop_lets_its_streams_end(stack: Stack) -> None:
             await anext(lines)
             stack.signal("api-1", signal.SIGTERM)
             rest = [line async for line in lines if line.startswith("data: ")]
-        status = await asyncio.to_thread(stack.processes["api-1"].wait, 10)
+        status = await asyncio.to_thread(stack.processes["api-1"].wait, PATIENCE_S)
         with pytest.raises(httpx.ConnectError):
             await http.get("/health")
 

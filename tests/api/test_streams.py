@@ -61,12 +61,73 @@ async def test_stream_sends_headers_and_role_before_the_first_token(
         assert chunks_of([line])[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
 
 
-async def test_stream_shows_prefill_as_comments(http: httpx.AsyncClient, backend: FakeBackend) -> None:
+async def test_quick_stream_has_no_comments(http: httpx.AsyncClient, backend: FakeBackend) -> None:
     backend.script = lambda _: Script(prefill=(512, 1024))
 
     lines = await lines_of(http, BODY)
 
-    assert [line for line in lines if line.startswith(":")] == [": prefill 512/1024", ": prefill 1024/1024"]
+    assert [line for line in lines if line.startswith(":")] == []
+
+
+async def test_stream_shows_prefill_as_comments_once_it_is_silent(backend: FakeBackend) -> None:
+    backend.script = lambda _: Script(text="", prefill=(512, 1024), hangs=True)
+
+    async with (
+        serving(backend, api_config(keep_alive_s=0.02)) as url,
+        http_client(url) as http,
+        http.stream("POST", CHAT, json=BODY) as response,
+    ):
+        lines = response.aiter_lines()
+        comments = [line async for line in take(lines, 8) if line.startswith(":")]
+
+    assert comments[-1] == ": prefill 1024/1024"
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+async def test_no_comment_is_a_block_of_its_own(backend: FakeBackend, path: str) -> None:
+    backend.gate.clear()
+    backend.script = lambda _: Script(prefill=(512, 1024))
+    body = BODY if path == CHAT else {"model": NAME, "prompt": "Hi", "stream": True}
+    data = b""
+
+    async with (
+        serving(backend, api_config(keep_alive_s=0.02)) as url,
+        http_client(url) as http,
+        http.stream("POST", path, json=body) as response,
+    ):
+        async for piece in response.aiter_raw():
+            data += piece
+            if data.count(b": keep-alive\n") == 3:
+                backend.gate.set()
+
+    *blocks, rest = data.split(b"\n\n")
+    assert data.count(b": keep-alive\n") >= 3
+    assert all(any(line.startswith(b"data: ") for line in block.split(b"\n")) for block in blocks)
+    assert (blocks[-1], rest) == (b"data: [DONE]", b"")
+
+
+@pytest.mark.parametrize("is_streamed", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+async def test_answer_has_no_character_that_ends_a_line_but_for_json_or_http(
+    http: httpx.AsyncClient, backend: FakeBackend, path: str, is_streamed: bool
+) -> None:
+    text = "a\u2028b\u2029c\u0085d\x0b\x0c\x1c\x1d\x1e\r\ne"
+    backend.script = lambda _: Script(text=text)
+    body = {**BODY, "stream": is_streamed} if path == CHAT else {"model": NAME, "prompt": "x", "stream": is_streamed}
+
+    response = await http.post(path, json={**body, "user": text})
+
+    assert [line for line in response.text.splitlines() if line] == [line for line in response.text.split("\n") if line]
+    chunks = chunks_of(response.text.split("\n")) if is_streamed else [response.json()]
+    parts = [choice.get("delta") or choice.get("message") or choice for each in chunks for choice in each["choices"]]
+    assert "".join(part.get("content", part.get("text", "")) or "" for part in parts) == text
+
+
+async def test_error_has_no_character_that_ends_a_line_but_for_json(http: httpx.AsyncClient) -> None:
+    response = await http.post(CHAT, json={**BODY, "model": "a\u2028b\u0085c"})
+
+    assert response.text.splitlines() == [response.text]
+    assert "a\\u2028b" in response.json()["error"]["message"]
 
 
 async def test_stream_sends_comments_in_silence(backend: FakeBackend) -> None:
@@ -190,12 +251,20 @@ async def test_half_a_character_waits_for_its_other_half(http: httpx.AsyncClient
     assert not any("\ufffd" in text for text in texts)
 
 
-async def test_text_that_ends_inside_a_character_shows_a_replacement(
-    http: httpx.AsyncClient, backend: FakeBackend
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+@pytest.mark.parametrize("max_tokens", range(1, 6))
+async def test_text_that_is_cut_inside_a_character_ends_before_it(
+    http: httpx.AsyncClient, backend: FakeBackend, path: str, max_tokens: int
 ) -> None:
-    backend.script = lambda _: Script(text="😀")
+    backend.script = lambda _: Script(text="😀漢")
+    asked = {**(BODY if path == CHAT else {"model": NAME, "prompt": "x"}), "max_tokens": max_tokens}
 
-    chunks = chunks_of(await lines_of(http, {**BODY, "max_tokens": 1}))
+    streamed = chunks_of(await lines_of(http, {**asked, "stream": True}, path))
+    whole = (await http.post(path, json={**asked, "stream": False})).json()["choices"][0]
 
-    texts = [choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"]]
-    assert "".join(texts) == "\ufffd"
+    texts = [
+        choice.get("text") or choice.get("delta", {}).get("content", "") for c in streamed for choice in c["choices"]
+    ]
+    assert "".join(texts) == (whole["text"] if "text" in whole else whole["message"]["content"])
+    assert "😀漢".startswith("".join(texts))
+    assert streamed[-1]["choices"][0]["finish_reason"] == whole["finish_reason"] == "length"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from api.text import TextRules, TextStream, TokenizerText
 from broker.errors import WireError
 from tests.api.fake import EOS, encode, tokenizer, tokenizer_files
+from workers.row_text import RowText
 
 
 def word_pieces() -> Tokenizer:
@@ -44,12 +47,61 @@ def test_stream_gives_the_whole_text_however_tokens_arrive(text: str, sizes: lis
 
 
 @given(st.lists(st.integers(3, 339), max_size=30))
-def test_stream_says_what_the_library_decodes_for_any_tokens(tokens: list[int]) -> None:
+def test_stream_says_what_the_library_decodes_for_any_tokens_but_half_a_character_at_the_end(tokens: list[int]) -> None:
     under_test = stream()
 
     shown = "".join(under_test.feed([token]) for token in tokens) + under_test.finish()
 
-    assert shown == tokenizer().decode(tokens)
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(b"".join(BYTES.token_bytes(token) for token in tokens))
+    assert shown + ("\ufffd" if decoder.getstate()[0] else "") == tokenizer().decode(tokens)
+
+
+@pytest.mark.parametrize("cut", range(1, 12))
+@pytest.mark.parametrize("stops", [(), (b"STOP",), ("漢字".encode(),)], ids=["none", "letters", "the same beginning"])
+@pytest.mark.parametrize("step", [1, 3, 20])
+def test_stream_leaves_half_a_character_at_the_end_out(cut: int, stops: tuple[bytes, ...], step: int) -> None:
+    tokens = encode("a😀漢b")[:cut]
+    under_test = stream(stops=stops)
+
+    shown = "".join(under_test.feed(tokens[at : at + step]) for at in range(0, len(tokens), step)) + under_test.finish()
+
+    whole = b"".join(BYTES.token_bytes(token) for token in tokens)
+    assert shown == whole.decode("utf-8", "ignore")
+
+
+def test_stream_leaves_half_a_character_before_a_stop_string_out() -> None:
+    under_test = stream(stops=(b"STOP",))
+
+    shown = under_test.feed([*encode("a😀")[:2], *encode("STOP")]) + under_test.finish()
+
+    assert shown == "a"
+
+
+@pytest.mark.parametrize("size", [1, 2, 50])
+@pytest.mark.parametrize("min_tokens", [0, 4, 5, 9])
+def test_stream_ends_where_the_workers_text_does_whatever_min_tokens(min_tokens: int, size: int) -> None:
+    tokens = encode("The fox, the fox and the fox jumps over the dog.")
+    stops = (b"fox", b"the fox and")
+    assert BYTES.table is not None
+    there = RowText(BYTES.table, stops=stops, ending=(), min_tokens=min_tokens)
+    kept = there.feed(tokens)
+    here = stream(stops=stops, min_tokens=min_tokens, tracks_tokens=True)
+
+    shown = "".join(here.feed(tokens[start : start + size]) for start in range(0, len(tokens), size)) + here.finish()
+
+    assert kept.is_stopped
+    assert here.end == there.end
+    assert shown.encode() == tokenizer().decode(tokens).encode()[: there.end]
+
+
+@pytest.mark.parametrize(("min_tokens", "text"), [(0, ""), (1, "hello world! "), (5, "hello world! foo ")])
+def test_stream_without_a_table_passes_over_stop_strings_within_min_tokens(min_tokens: int, text: str) -> None:
+    tokens = WORDS.encode("hello world! foo hello", add_special_tokens=False)
+    under_test = stream(WORDS, stops=(b"hello", b"foo"), min_tokens=min_tokens)
+
+    assert "".join(under_test.feed([token]) for token in tokens) + under_test.finish() == text
+    assert under_test.end == len(text)
 
 
 def test_stream_without_a_table_says_what_the_library_decodes() -> None:

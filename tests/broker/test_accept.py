@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from redis.asyncio import Redis
 
 from broker import keys
@@ -37,6 +38,15 @@ async def test_accept_writes_the_request_and_its_place_in_line(scripts: Scripts,
     assert int(state["seed"], 16) == seed_of("r1")
     assert [state[name] for name in ("status", "attempt", "crashes", "reply")] == [b"waiting", b"0", b"0", b"channel"]
     assert await read_waiting(client, keys.WAIT_INTERACTIVE) == ["r1"]
+
+
+async def test_accept_says_in_the_ticket_which_version_reads_the_request(scripts: Scripts, client: Redis) -> None:
+    submission = make.submission("r1")
+    newer = replace(submission, request=structs.replace(submission.request, min_tokens=3))
+
+    await scripts.accept(newer, DEFAULT_BOUNDS)
+
+    assert decode_ticket((await read_state(client, "r1"))["ticket"]).min_wire == 2
 
 
 async def test_accept_puts_an_offline_request_into_the_offline_line(scripts: Scripts, client: Redis) -> None:

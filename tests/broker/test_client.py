@@ -9,13 +9,16 @@ import pytest
 from redis.asyncio import Redis
 
 from broker import keys
-from broker.client import Client, Handle, tokens_of
+from broker.client import Client
 from broker.errors import BrokerUnavailableError, QueueFullError
-from broker.scripts import Bounds, Idempotency, RowCommit, RowFinish, Scripts
+from broker.handle import GIVE_UP_S, OVERDUE_S, Handle, tokens_of
+from broker.replies import Inbox
+from broker.scripts import DEFAULT_BOUNDS, Accepted, Bounds, Idempotency, RowCommit, RowFinish, Scripts
 from broker.wire import Event, Failed, Finished, Seat, Tokens, encode_events, pack_tokens
 from tests.broker.conftest import ChildServers
 from tests.support import factories as make
 from tests.support.redis_servers import ChildServer, InProcessRedis, Server
+from tests.support.wait import PATIENCE_S
 
 SILENCE_S = 0.1
 SEAT = Seat("r1", 1)
@@ -272,7 +275,7 @@ async def test_reader_gets_everything_when_its_subscription_was_cut(name: str, c
     await write(scripts, 1, [6])
     await finish(scripts, 2)
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         assert await reading == ([5, 6], Finished("r1", "length", 2))
     await listener.close()
     await commands.aclose()
@@ -293,3 +296,26 @@ async def test_same_submission_twice_gives_the_same_answer(listener: Client, scr
 
     assert (first.accepted.is_new, second.accepted.is_new) == (True, False)
     assert first.request_id == second.request_id == "r1"
+
+
+async def test_reader_ends_a_request_that_nobody_ends_at_its_deadline(client: Redis, listener: Client) -> None:
+    handle = await listener.submit(make.request(), make.ticket(), timeout_ms=-int(1000 * OVERDUE_S))
+
+    events = [event async for event in handle.events()]
+
+    assert events == [Finished("r1", "deadline", 0, -1, "deadline")]
+
+
+async def test_reader_hears_of_a_running_request_long_past_its_deadline_as_an_error(
+    client: Redis, scripts: Scripts, listener: Client
+) -> None:
+    await scripts.register(make.registration("w1"))
+    await scripts.accept(make.submission("r1"), DEFAULT_BOUNDS)
+    await scripts.form("w1", "c1", ["r1"])
+    due_s = asyncio.get_running_loop().time() - GIVE_UP_S
+    handle = Handle(listener, Accepted(1, True, "r1"), Inbox(), silence_s=SILENCE_S, has_logprobs=False, due_s=due_s)
+
+    [end] = [event async for event in handle.events()]
+
+    assert isinstance(end, Failed)
+    assert end.code == "deadline"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from typing import Any, cast
 
 import pytest
 from redis._parsers.base import BaseParser
-from redis.exceptions import OutOfMemoryError, ResponseError
+from redis.exceptions import ConnectionError, OutOfMemoryError, ResponseError
 
 from broker.connection import answered_within, connect, translated
-from broker.errors import BrokerConfigError, BrokerUnavailableError
+from broker.errors import BrokerConfigError, BrokerDeniedError, BrokerUnavailableError
 
 
 def as_read(reply: str) -> Exception:
@@ -57,12 +58,70 @@ def test_reply_that_redis_cannot_work_now_is_translated(reply: str) -> None:
         raise error
 
 
-@pytest.mark.parametrize("reply", ["BUSYKEY Target key name already exists.", "NOPERM this user has no permissions"])
-def test_reply_of_another_kind_is_not_translated(reply: str) -> None:
+@pytest.mark.parametrize(
+    ("reply", "advice"),
+    [
+        ("WRONGPASS invalid username-password pair or user is disabled.", "give user and password in the URL"),
+        ("NOAUTH Authentication required.", "give user and password in the URL"),
+        ("NOPERM User batch has no permissions to run the 'xread' command", r"ACL SETUSER batch \+xread"),
+        ("NOPERM User batch has no permissions to run the 'script|load' command", r"ACL SETUSER batch \+script\|load"),
+        ("NOPERM this user has no permissions to run the 'get' command or its subcommand", r"ACL SETUSER NAME \+get"),
+        ("NOPERM No permissions to access a key", r"ACL SETUSER NAME '~\{mtplx\}:\*' '~rq:\*'"),
+        ("NOPERM No permissions to access a channel", r"ACL SETUSER NAME '&\{mtplx\}:\*' '&rq:\*'"),
+        ("ERR ACL failure in script: User batch has no permissions to run the 'hset' command", r"batch \+hset"),
+        ("MOVED 3999 127.0.0.1:6381", "no cluster"),
+        ("CROSSSLOT Keys in request don't hash to the same slot", "no cluster"),
+        ("ERR unknown command 'LMOVE', with args beginning with: 'a'", "does not know LMOVE"),
+        ("ERR DB index is out of range", "another number"),
+        ("DENIED Redis is running in protected mode because protected mode is enabled", "protected mode"),
+    ],
+    ids=lambda text: text[:24],
+)
+def test_reply_that_redis_refuses_us_is_a_denial_with_advice(reply: str, advice: str) -> None:
     error = as_read(reply)
+
+    with pytest.raises(BrokerDeniedError, match=advice), translated():
+        raise error
+
+
+def test_reply_of_another_kind_is_not_translated() -> None:
+    error = as_read("BUSYKEY Target key name already exists.")
 
     with pytest.raises(type(error)), translated():
         raise error
+
+
+def connection_error(cause: Exception) -> ConnectionError:
+    """What the client raises where connecting failed."""
+    try:
+        try:
+            raise cause
+        except type(cause):
+            raise ConnectionError("cannot connect")  # noqa: B904 - redis-py leaves the cause to the context as well
+    except ConnectionError as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [ssl.SSLCertVerificationError("self-signed certificate"), PermissionError(13, "Permission denied")],
+    ids=["certificate", "socket of another user"],
+)
+def test_connection_that_is_refused_for_who_we_are_is_a_denial(cause: Exception) -> None:
+    with pytest.raises(BrokerDeniedError), translated():
+        raise connection_error(cause)
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [ssl.SSLEOFError("EOF occurred in violation of protocol"), FileNotFoundError(2, "No such file"), OSError("reset")],
+    ids=["TLS broken off", "socket that is not there yet", "network"],
+)
+def test_connection_that_broke_is_waited_for(cause: Exception) -> None:
+    with pytest.raises(BrokerUnavailableError) as caught, translated():
+        raise connection_error(cause)
+
+    assert not isinstance(caught.value, BrokerDeniedError)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +144,19 @@ async def test_limit_passes_other_time_outs_on() -> None:
             raise TimeoutError("of the work itself")
 
 
-def test_url_of_another_kind_is_refused() -> None:
-    with pytest.raises(BrokerConfigError, match="allowed: redis://"):
-        connect("http://localhost")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://:secret@localhost",
+        "redis://:secret@[::1",
+        "redis://:secret@localhost:port",
+        "redis://localhost?password=secret&no_such_option=1",
+        "rediss://:secret@localhost?ssl_ca_certs=/no/such/file",
+        "rediss://:secret@localhost?ssl_cert_reqs=perhaps",
+    ],
+)
+def test_url_that_cannot_be_used_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(BrokerConfigError, match="allowed: redis://") as caught:
+        connect(url)
+
+    assert "secret" not in str(caught.value)

@@ -23,7 +23,7 @@ from tests.support import factories as make
 from tests.support.reads import read_counts, read_free_rows, read_jobs, read_status
 from tests.support.redis_servers import ChildServer, Server, ServerName, child_server
 from tests.support.running import accept, run_rows
-from tests.support.wait import wait_until
+from tests.support.wait import PATIENCE_S, wait_until
 
 NEVER_S = 3600.0
 
@@ -174,7 +174,7 @@ async def test_former_process_ends_when_it_is_told_to(durable_server: ChildServe
 
     process.send_signal(signal.SIGTERM)
 
-    assert await asyncio.wait_for(process.wait(), 10) == 0
+    assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 0
     assert await Registry(client).daemons() == []
     await client.aclose()
 

@@ -49,7 +49,7 @@ class Beats:
 @pytest.fixture
 async def listener(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
     """A process at fakeredis, whose heartbeats follow each other without a pause."""
-    monkeypatch.setattr("broker.client.BEAT_S", 0.0)
+    monkeypatch.setattr("broker.client.IDLE_BEAT_S", 0.0)
     server = InProcessServer()
     listener = await Client.over(server.client(), server.client(blocking=True))
     yield listener

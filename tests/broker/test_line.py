@@ -79,8 +79,10 @@ async def test_line_reads_more_than_one_page(client: Redis, clock: FakeClock) ->
     assert ids(waiting_line) == [f"r{i}" for i in range(7)]
 
 
-async def test_line_stops_reading_at_its_capacity_and_goes_on_below_it(client: Redis, clock: FakeClock) -> None:
-    waiting_line = Line(client, monotonic=clock, page=2, capacity=4)
+async def test_line_keeps_no_more_than_its_window_and_reads_on_when_that_runs_low(
+    client: Redis, clock: FakeClock
+) -> None:
+    waiting_line = Line(client, monotonic=clock, page=2, window=4)
     for i in range(7):
         await add(client, fields(id=f"r{i}".encode(), ticket=encode(make.ticket(f"r{i}"))))
 

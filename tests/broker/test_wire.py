@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from broker import wire
 from broker.errors import WireError
@@ -25,10 +26,20 @@ REQUEST = wire.Request(
     stop_token_ids=(2,),
     ignore_eos=True,
     top_logprobs=3,
+    min_tokens=4,
 )
 TICKET = wire.Ticket("r1", "tiny@0a1b", "balanced", 3, 16, "offline", "k1", 2)
 LANE = wire.Lane("tiny@0a1b", "balanced", "llama_b8_t2", "mtp_batch", 8, 2048, 1, 16384, 1)
-CARD = wire.ModelCard("tiny@0a1b", "tiny", "hash", 2048, 1_700_000_000, 49152, (0, 2))
+CARD = wire.ModelCard(
+    "tiny@0a1b",
+    "tiny",
+    "hash",
+    2048,
+    1_700_000_000,
+    49152,
+    (0, 2),
+    wire.SamplingDefaults(0.5, None, 20, None, 1.5, 64),
+)
 LOGPROB = wire.Logprob(-0.5, ((7, -0.5), (8, -1.5)))
 TOKENS = wire.Tokens("r1", 5, wire.pack_tokens([7, 8]), (wire.Logprob(-0.5), wire.Logprob(-1.0, ((8, -1.0),))))
 PROGRESS = wire.Progress("r1", 256, 1024)
@@ -39,9 +50,9 @@ STRUCTS: list[tuple[Any, Callable[[bytes], Any], str]] = [
     (
         REQUEST,
         wire.decode_request,
-        "9ba772657175657374a27231a974696e794030613162a862616c616e636564c40801000000020100001098cb3fe0000000000000"
+        "9ca772657175657374a27231a974696e794030613162a862616c616e636564c40801000000020100001098cb3fe0000000000000"
         "cb3feccccccccccccd28cb3fa999999999999acb3ff199999999999acb3fc999999999999acbbfd3333333333333919207"
-        "cb3ff800000000000091c403454e449102c303",
+        "cb3ff800000000000091c403454e449102c30304",
     ),
     (
         TICKET,
@@ -54,7 +65,12 @@ STRUCTS: list[tuple[Any, Callable[[bytes], Any], str]] = [
         "9aa46c616e65a974696e794030613162a862616c616e636564ab6c6c616d615f62385f7432a96d74705f626174636808cd080001"
         "cd400001",
     ),
-    (CARD, wire.decode_card, "98a56d6f64656ca974696e794030613162a474696e79a468617368cd0800ce6553f100cdc000920002"),
+    (
+        CARD,
+        wire.decode_card,
+        "99a56d6f64656ca974696e794030613162a474696e79a468617368cd0800ce6553f100cdc000920002"
+        "96cb3fe0000000000000c014c0cb3ff800000000000040",
+    ),
     (LOGPROB, wire.decode_logprob, "92cbbfe0000000000000929207cbbfe00000000000009208cbbff8000000000000"),
 ]
 EVENTS: list[tuple[wire.Event, str]] = [
@@ -137,6 +153,27 @@ def test_struct_is_read_when_an_older_version_knew_fewer_fields(
 def test_decoder_refuses_bytes_of_another_kind(decode: Callable[[bytes], Any], data: bytes) -> None:
     with pytest.raises(WireError):
         decode(data)
+
+
+def test_request_of_the_first_version_is_read_as_it_was_meant() -> None:
+    golden = bytes.fromhex(
+        "9ba772657175657374a27231a974696e794030613162a862616c616e636564c40801000000020100001098cb3fe0000000000000"
+        "cb3feccccccccccccd28cb3fa999999999999acb3ff199999999999acb3fc999999999999acbbfd3333333333333919207"
+        "cb3ff800000000000091c403454e449102c303"
+    )
+
+    assert wire.decode_request(golden) == structs.replace(REQUEST, min_tokens=0)
+
+
+def test_card_of_the_first_version_says_nothing_of_sampling() -> None:
+    golden = bytes.fromhex("98a56d6f64656ca974696e794030613162a474696e79a468617368cd0800ce6553f100cdc000920002")
+
+    assert wire.decode_card(golden) == structs.replace(CARD, defaults=wire.SamplingDefaults())
+
+
+def test_only_a_request_that_an_older_reader_would_misread_needs_a_newer_one() -> None:
+    assert REQUEST.min_wire == 2
+    assert structs.replace(REQUEST, min_tokens=0).min_wire == 1
 
 
 def test_ticket_keeps_min_wire_in_its_place_for_ever() -> None:

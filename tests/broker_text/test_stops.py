@@ -55,6 +55,25 @@ def test_matcher_ends_where_find_says_when_the_text_comes_in_pieces(
     assert b"".join(shown) == (text if expected is None else text[:expected])
 
 
+@given(texts(), texts(), stop_lists(), st.lists(st.integers(0, 100), max_size=8))
+def test_matcher_ends_only_with_a_stop_string_that_is_complete_behind_the_bound(
+    early: bytes, rest: bytes, stops: list[bytes], places: list[int]
+) -> None:
+    matcher = StopMatcher(stops)
+
+    shown = [matcher.feed(piece, may_end=False).safe for piece in cut(early, places)]
+    shown += [matcher.feed(piece).safe for piece in cut(rest, places)]
+
+    text, expected = early + rest, None
+    for size in range(len(early) + 1, len(text) + 1):
+        ends = [size - len(stop) for stop in stops if text[:size].endswith(stop)]
+        if ends:
+            expected = min(ends)
+            break
+    assert matcher.end == expected
+    assert b"".join([*shown, matcher.flush()]) == (text if expected is None else text[:expected])
+
+
 @given(texts(), stop_lists(), st.lists(st.integers(0, 100), max_size=8))
 def test_matcher_shows_nothing_a_stop_string_could_still_take_back(
     text: bytes, stops: list[bytes], places: list[int]

@@ -47,7 +47,10 @@ def overview(
     *,
     server_view: ServerView | None = None,
     lanes: Sequence[LaneView] | None = None,
-    daemons: Sequence[DaemonView] = (DaemonView("former-1", "former", "queue", "1"),),
+    daemons: Sequence[DaemonView] = (
+        DaemonView("former-1", "former", "queue", "1"),
+        DaemonView("0123abcd", "batch-worker", "queue", "2"),
+    ),
     queue_view: QueueView | None = None,
 ) -> Overview:
     """A healthy system, but for what is given."""

@@ -63,12 +63,18 @@ def test_former_config_takes_what_was_set() -> None:
 
 
 def test_worker_config_takes_what_was_set() -> None:
-    settings = Settings(redis="redis://x", scheduler_mode="serial", profile="b1-exact", script_tokens_per_step="1,3")
+    settings = Settings(
+        redis="redis://x",
+        scheduler_mode="serial",
+        profile="b1-exact",
+        script_tokens_per_step="1,3",
+        generation_config="none",
+    )
 
     config = worker_config(settings, {"HOME": "/home/someone"})
 
     assert (config.mode, config.profile) == (SchedulerMode.SERIAL, Profile.B1_EXACT)
-    assert config.script.tokens_per_step == (1, 3)
+    assert (config.script.tokens_per_step, config.generation_config) == ((1, 3), "none")
 
 
 def test_worker_config_refuses_tokens_per_step_that_are_not_numbers() -> None:

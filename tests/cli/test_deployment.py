@@ -94,7 +94,7 @@ def test_image_installs_the_pinned_packages_as_an_unprivileged_user() -> None:
     assert re.search(r"^USER mtplx$", dockerfile, flags=re.MULTILINE)
 
 
-@pytest.mark.parametrize("service", ["former", "api"])
+@pytest.mark.parametrize("service", ["former", "api", "batch-worker"])
 def test_compose_runs_commands_that_exist_with_flags_that_exist(service: str) -> None:
     name, *words = COMPOSE["services"][service]["command"]
 
@@ -110,12 +110,23 @@ def test_compose_redis_persists_every_write_and_never_evicts() -> None:
     assert flags["--appendonly"] == "yes"
     assert flags["--appendfsync"] == "always"
     assert flags["--maxmemory-policy"] == "noeviction"
+    assert flags["--hash-max-listpack-value"] == "1024"
     assert "--requirepass" in flags
 
 
 def test_compose_keeps_the_queue_on_a_volume() -> None:
     assert "queue:/data" in COMPOSE["services"]["redis"]["volumes"]
     assert "queue" in COMPOSE["volumes"]
+
+
+def test_compose_has_one_file_store_for_api_and_batch_worker() -> None:
+    services = COMPOSE["services"]
+    place = services["api"]["environment"]["MTPLX_FILE_STORE"]
+
+    assert services["batch-worker"]["environment"]["MTPLX_FILE_STORE"] == place
+    assert all(f"files:{place}" in services[name]["volumes"] for name in ("api", "batch-worker"))
+    assert "files" in COMPOSE["volumes"]
+    assert place in (ROOT / "Dockerfile").read_text()
 
 
 @pytest.mark.parametrize(("service", "give_s"), [("api", Settings().drain_s), ("worker", Settings().grace_s)])

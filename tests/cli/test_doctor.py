@@ -49,6 +49,13 @@ def test_doctor_misses_a_former() -> None:
     assert (finding.level, finding.fact) == ("problem", "0 at work")
 
 
+def test_doctor_mentions_that_there_is_no_batch_worker() -> None:
+    finding = by_name(judge_daemons(overview(daemons=[])))["batch worker"]
+
+    assert (finding.level, finding.fact) == ("warning", "0 at work")
+    assert "mtplx batch-worker" in finding.advice
+
+
 def test_doctor_misses_a_worker_that_accepts() -> None:
     lanes = lanes_of([worker("mac-1", is_accepting=False)])
 

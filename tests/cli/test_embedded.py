@@ -15,6 +15,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from api.batch_queue import connect_blocking
+from api.batch_worker import BatchWorkerConfig, run_batch_worker
 from broker import embedded
 from broker.embedded import Layout, Runtime
 from broker.errors import BrokerConfigError
@@ -64,6 +66,7 @@ def server(layout: Layout) -> Iterator[Server]:
 
 def test_server_persists_every_write_and_never_evicts(server: Server) -> None:
     wanted = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction", "save": ""}
+    wanted["hash-max-listpack-value"] = "1024"
 
     assert {name: server.client.config_get(name)[name] for name in wanted} == wanted
 
@@ -226,6 +229,46 @@ def test_server_runs_in_a_long_directory_with_spaces(tmp_path: Path) -> None:
 
         assert server.client.ping()
         server.stop()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Ünï côde & spaces = fun",
+        "a::b?c#d%20e@f",
+        "back\\slash 'and' \"quotes\"",
+        "line\nbreak\ttab",
+        "not-utf-8-\udcff",
+    ],
+    ids=["unicode and spaces", "signs of URLs", "quotes", "control characters", "no UTF-8"],
+)
+def test_server_is_reached_by_its_url_in_a_directory_of_any_name(tmp_path: Path, name: str) -> None:
+    layout = Layout(tmp_path / name)
+    with embedded.owned(layout):
+        server = Server(layout)
+        client = connect_blocking(embedded.redis_url(layout))
+        config = BatchWorkerConfig(redis_url=embedded.redis_url(layout), files_url=str(layout.data_dir / "files"))
+
+        assert client.ping()
+        run_batch_worker(config, is_burst=True)
+        client.close()
+        server.stop()
+    assert [path.parent.name for path in layout.data_dir.glob("broker/*")] != []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("CONFIG", "SET", "dir", "/tmp"),
+        ("CONFIG", "SET", "dbfilename", "x"),
+        ("MODULE", "LOAD", "/x"),
+        ("DEBUG", "JMAP"),
+    ],
+    ids=" ".join,
+)
+def test_server_lets_no_holder_of_its_password_write_files_or_load_code(server: Server, words: tuple[str, ...]) -> None:
+    with pytest.raises(redis.ResponseError, match="not allowed|protected"):
+        server.client.execute_command(*words)  # type: ignore[no-untyped-call]  # redis-py annotates in part
 
 
 def test_server_is_reached_over_tcp_when_shared(layout: Layout, unused_tcp_port: int) -> None:

@@ -146,3 +146,38 @@ def test_options_spell_flag_variable_and_key_alike() -> None:
     option = options()["batch_wait_ms"]
 
     assert (option.flag, option.variable, option.name) == ("--batch-wait-ms", "MTPLX_BATCH_WAIT_MS", "batch_wait_ms")
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "content", "expected"),
+    [
+        pytest.param({"allow_host": ("a", "b")}, {}, "", ("a", "b"), id="repeated flags"),
+        pytest.param({"allow_host": ("a,b",)}, {}, "", ("a", "b"), id="a flag with commas"),
+        pytest.param({"allow_host": ()}, {"MTPLX_ALLOW_HOST": "a, b,"}, "", ("a", "b"), id="a variable"),
+        pytest.param({}, {"MTPLX_ALLOW_HOST": ""}, 'allow_host = "c"', (), id="an empty variable"),
+        pytest.param({}, {}, 'allow_host = ["a", "b"]', ("a", "b"), id="a list in the file"),
+        pytest.param({}, {}, 'allow_host = "a"', ("a",), id="a text in the file"),
+    ],
+)
+def test_settings_take_a_list_wherever_it_comes_from(
+    tmp_path: Path,
+    file: Path,
+    flags: Mapping[str, object],
+    environ: dict[str, str],
+    content: str,
+    expected: tuple[str, ...],
+) -> None:
+    file.write_text(content)
+
+    settings = resolve(tmp_path, flags, **environ)
+
+    assert settings.allow_host == expected
+    assert load({}, environ=as_environ(settings, {}), directory=tmp_path) == settings
+
+
+@pytest.mark.parametrize("content", ["allow_origin = 3", "allow_origin = [1]", "allow_origin = true"])
+def test_settings_refuse_a_list_that_is_none(tmp_path: Path, file: Path, content: str) -> None:
+    file.write_text(content)
+
+    with pytest.raises(ConfigError, match="allowed: a list of texts"):
+        resolve(tmp_path)

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console, RenderableType
 
-from console.overview import lanes_of, without_password
+from broker.connection import without_password
+from console.overview import lanes_of
 from console.status import Rates, Speed, render
 from tests.cli.overviews import LANE, overview, queue, server, worker
 
@@ -48,6 +49,9 @@ def test_overview_is_plain_json() -> None:
         ("rediss://user:secret@host", "rediss://user:***@host"),
         ("unix://:secret@/run/broker.sock", "unix://:***@/run/broker.sock"),
         ("redis://host:6379", "redis://host:6379"),
+        ("unix:///a:b@c/broker.sock", "unix:///a:b@c/broker.sock"),
+        ("redis://host?password=secret&db=1", "redis://host?password=***&db=1"),
+        ("redis://:secret@[::1", "redis://:***@[::1"),
     ],
 )
 def test_overview_hides_the_password_of_a_url(url: str, safe: str) -> None:

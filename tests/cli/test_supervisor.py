@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from supervisor import EXIT_CONFIG, Child, ChildSpec, RestartPolicy, Supervisor, SupervisorError
 from tests.cli.processes import are_gone, children_of
 from tests.support.stack import wait_until
+from tests.support.wait import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRON = {"PATH": os.defpath, "PYTHONPATH": str(ROOT)}
@@ -111,6 +113,21 @@ async def test_supervisor_starts_a_child_again_when_it_is_killed() -> None:
     assert are_gone([pid_of(supervisor.children[0])])
 
 
+@pytest.mark.parametrize("status", [1, EXIT_CONFIG])
+async def test_supervisor_goes_on_without_an_optional_child_that_keeps_dying(status: int) -> None:
+    optional = replace(spec(f"raise SystemExit({status})", "batch-worker"), is_optional=True)
+    supervisor = Supervisor([optional, spec(SLEEP, "api")], policy=IMPATIENT)
+
+    async def wait_for_many_deaths() -> None:
+        while supervisor.children[0].starts < 3 * IMPATIENT.fast_deaths_max:
+            await asyncio.sleep(0.01)
+        supervisor.stop()
+
+    await supervisor.run(wait_for_many_deaths)
+
+    assert supervisor.children[1].starts == 1
+
+
 async def test_supervisor_gives_up_on_a_child_that_keeps_dying() -> None:
     supervisor = Supervisor([spec(SLEEP, "broker"), spec("raise SystemExit(7)", "former")], policy=IMPATIENT)
 
@@ -167,7 +184,7 @@ async def test_supervisor_tells_a_child_again_when_it_is_asked_twice(tmp_path: P
     while not (tmp_path / "started.once").exists():
         await asyncio.sleep(0.01)
     supervisor.stop()
-    await asyncio.wait_for(running, 10)
+    await asyncio.wait_for(running, PATIENCE_S)
 
     process = supervisor.children[0].process
     assert process is not None
@@ -181,7 +198,7 @@ async def test_supervisor_kills_at_once_when_it_is_asked_three_times(tmp_path: P
         for _ in range(3):
             supervisor.stop()
 
-    await asyncio.wait_for(supervisor.run(stop_thrice), 10)
+    await asyncio.wait_for(supervisor.run(stop_thrice), PATIENCE_S)
 
 
 def test_back_off_doubles_up_to_a_bound() -> None:
@@ -221,10 +238,10 @@ asyncio.run(main())
 
     parent.send_signal(number)
 
-    parent.wait(20)
+    parent.wait(PATIENCE_S)
     parent.stdout.close()
     assert len(children) == 2
-    wait_until(lambda: are_gone(children), "the children are gone", timeout_s=20)
+    wait_until(lambda: are_gone(children), "the children are gone")
 
 
 def test_child_is_killed_when_it_does_not_end_with_its_parent(tmp_path: Path) -> None:

@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import mlx.core as mx
+
+from mtplx_core.audit import FLOAT32_TOLERANCE, compare
 from mtplx_core.engine import Engine, PrefillProgress, Row, RowEnd, StepResult, TokenLogprob
+from mtplx_core.loader import LoadedModel
+
+ROUNDING = 1e-4
+"""More than two products of these models' size can differ by when they round differently, in logits."""
 
 
 @dataclass
@@ -53,3 +61,24 @@ def run(
             return heard
         heard.take(engine.step())
     raise AssertionError(f"{engine.active_rows} rows are still active after {most_steps} steps")
+
+
+def assert_same_answer(loaded: LoadedModel, row: Row, one: Heard, other: Heard) -> None:
+    """Fail unless two runs agree on `row`, token by token or up to a tie, with its logprobs up to rounding."""
+    tokens, others = one.tokens[row.row_id], other.tokens[row.row_id]
+    result = compare(loaded.model, row.prompt, tokens, others, row.sampling)
+    assert result.passed, (row.row_id, result)
+    equal = len(tokens) if result.first_difference is None else result.first_difference
+    pairs = list(zip(one.logprobs[row.row_id], other.logprobs[row.row_id], strict=False))[:equal]
+    assert len(pairs) == (equal if row.top_logprobs is not None else 0)
+    assert all(abs(here.logprob - there.logprob) < FLOAT32_TOLERANCE for here, there in pairs)
+
+
+def assert_decided(loaded: LoadedModel, row: Row, answer: Sequence[int]) -> None:
+    """Fail unless every token of a greedy answer leads by more than rounding: then each run must give these tokens."""
+    assert row.sampling.is_greedy
+    model: Any = loaded.model
+    logits = model(mx.array([[*row.prompt, *answer[:-1]]]))[0, len(row.prompt) - 1 :]  # (tokens, vocab)
+    second, first = mx.split(mx.topk(logits, 2, axis=-1), 2, axis=-1)
+    lead: Any = mx.min(mx.abs(first - second)).item()
+    assert lead > ROUNDING

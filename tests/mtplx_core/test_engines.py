@@ -9,7 +9,7 @@ import pytest
 from mtplx_core.audit import audit, compare
 from mtplx_core.engine import Row, StepResult
 from mtplx_core.loader import LoadedModel
-from tests.mtplx_core.driving import run
+from tests.mtplx_core.driving import assert_decided, run
 from tests.mtplx_core.engine_cases import BATCHED, KINDS, NEIGHBOURS, ROWS, SAMPLED, Build
 from tests.support.models import tiny_llama
 
@@ -93,9 +93,10 @@ def test_row_ends_with_length_at_max_tokens(build: Build, kind: str) -> None:
     assert heard.ends["row"].reason == "length"
 
 
-def test_row_ends_at_a_stop_token_and_hands_it_out(build: Build, kind: str) -> None:
+def test_row_ends_at_a_stop_token_and_hands_it_out(build: Build, loaded: LoadedModel, kind: str) -> None:
     row = ROWS["greedy"]
     whole = run(build(kind), [row]).tokens["row"]
+    assert_decided(loaded, row, whole)
     stop = whole[6]
 
     heard = run(build(kind), [replace(row, stop_token_ids=frozenset({stop}))])
@@ -104,9 +105,10 @@ def test_row_ends_at_a_stop_token_and_hands_it_out(build: Build, kind: str) -> N
     assert heard.ends["row"].reason == "stop"
 
 
-def test_row_ends_at_end_of_sequence_unless_told_to_ignore_it(build: Build, kind: str) -> None:
+def test_row_ends_at_end_of_sequence_unless_told_to_ignore_it(build: Build, loaded: LoadedModel, kind: str) -> None:
     row = ROWS["greedy"]
     whole = run(build(kind), [row]).tokens["row"]
+    assert_decided(loaded, row, whole)
     model = tiny_llama(eos_token_ids=frozenset({whole[3]}))
 
     ended = run(build(kind, model=model), [replace(row, ignore_eos=False)])

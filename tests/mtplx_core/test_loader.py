@@ -108,6 +108,22 @@ def test_several_end_of_sequence_tokens_are_all_taken(folder: Path) -> None:
     assert load_model(folder).eos_token_ids == {2, 3}
 
 
+@pytest.mark.parametrize("named", [3, [3], [3, 5]], ids=["one", "a list", "several"])
+def test_end_tokens_of_the_generation_config_come_beside_those_of_the_configuration(
+    folder: Path, named: int | list[int]
+) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": named}))
+
+    assert load_model(folder).eos_token_ids == {2, *(named if isinstance(named, list) else [named])}
+
+
+def test_end_tokens_are_part_of_the_identity(folder: Path) -> None:
+    before = load_model(folder).identity
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 3}))
+
+    assert load_model(folder).identity != before
+
+
 @pytest.mark.parametrize("source", ["/nowhere/at/all", "./missing", "missing"])
 def test_missing_folder_is_said_to_be_missing(source: str) -> None:
     with pytest.raises(ModelLoadError, match="no model folder"):

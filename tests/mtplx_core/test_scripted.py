@@ -11,7 +11,7 @@ import pytest
 
 from mtplx_core.engine import Geometry, PrefillProgress, Row, StepResult
 from mtplx_core.errors import EngineDeadError, RowRejectedError
-from mtplx_core.scripted import Fault, Script, ScriptedEngine, Work, scripted_completion, scripted_token
+from mtplx_core.scripted import Fault, Script, ScriptedEngine, Work, scripted_completion, scripted_token, sleeping_pace
 from tests.mtplx_core.driving import run
 
 GEOMETRY = Geometry(decode_batch_max=3, max_context_tokens=64, prefill_chunk_tokens=8)
@@ -229,3 +229,11 @@ def test_snapshot_counts() -> None:
 
     counts = {"active_rows": 1, "prefill_rows": 0, "paused_rows": 0, "steps": 1, "tokens": 1}
     assert engine.snapshot() == {"mode": "scripted", **counts}
+
+
+def test_no_step_ends_while_the_pace_is_held() -> None:
+    answers = iter([True, True, False])
+
+    sleeping_pace(0.0, is_held=lambda: next(answers))(Work(decoding_rows=1, prefill_tokens=0))
+
+    assert list(answers) == []

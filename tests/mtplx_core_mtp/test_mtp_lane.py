@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
-from mlx_lm.models.llama import Model, ModelArgs
+from mlx_lm.models import mamba
 
 from mtplx_core.build import build_engine
 from mtplx_core.depth import Odds
@@ -26,7 +26,7 @@ from mtplx_core.probe import Probe, draft_shares, load_or_probe, probe_forwards
 from mtplx_core.trunk import Trunk
 from mtplx_core.unfused_attention import fused_positions
 from tests.mtplx_core.driving import run
-from tests.support.models import CONFIG
+from tests.support.models import MAMBA
 
 GEOMETRY = Geometry(decode_batch_max=4, max_context_tokens=256, depth=1, prefill_chunk_tokens=64)
 
@@ -50,12 +50,11 @@ def test_b1_exact_says_what_mlx_lm_says_among_neighbours_and_after_a_restart(loa
     assert engine.snapshot()["lane"] == "mtp_batch_b1_exact_serial"
 
 
-def test_model_with_sliding_windows_is_refused_with_the_reason() -> None:
-    config = {**CONFIG, "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
-    args = ModelArgs.from_dict(config)  # type: ignore[no-untyped-call]  # mlx-lm annotates only in part
+def test_model_with_other_caches_is_refused_with_the_reason() -> None:
+    model: Any = mamba.Model(mamba.ModelArgs.from_dict(MAMBA))  # type: ignore[no-untyped-call]  # mlx-lm annotates in part
 
-    with pytest.raises(UnsupportedModeError, match="RotatingKVCache.*use ar_batch"):
-        Trunk(Model(args))
+    with pytest.raises(UnsupportedModeError, match="ArraysCache.*use ar_batch"):
+        Trunk(model)
 
 
 def test_ar_service_cannot_be_called_from_the_mtp_lane() -> None:

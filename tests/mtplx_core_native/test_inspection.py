@@ -30,7 +30,7 @@ from tests.mtplx_core_native.layouts import (
     under,
     write,
 )
-from tests.support.models import CONFIG, write_tiny_llama
+from tests.support.models import CONFIG, write_tiny_llama, write_tiny_mamba
 
 NAMES = {mx.float32: "F32", mx.bfloat16: "BF16", mx.uint32: "U32"}
 
@@ -56,8 +56,8 @@ class HeadersOf:
         }
 
 
-def look(folder: Path | str, *, hub: HeadersOf | None = None, depth: int = 1) -> Inspection:
-    return inspect_model(str(folder), hub=hub or HeadersOf(), context_tokens=512, depth=depth)
+def look(folder: Path | str, *, hub: HeadersOf | None = None, depth: int = 1, context_tokens: int = 512) -> Inspection:
+    return inspect_model(str(folder), hub=hub or HeadersOf(), context_tokens=context_tokens, depth=depth)
 
 
 def published(folder: Path, config: dict[str, Any]) -> tuple[Tiny, Path]:
@@ -109,6 +109,18 @@ def test_quantisation_is_told(tmp_path: Path) -> None:
     assert found.modes[-1].reason == ""
 
 
+def test_head_under_bare_names_beside_the_trunk_is_told_and_not_counted_as_the_trunks(tmp_path: Path) -> None:
+    made = tiny(DENSE)
+    plain = look(write(tmp_path / "plain", made, made.trunk_weights, {}))
+
+    found = look(
+        write(tmp_path / "m", made, made.trunk_weights, {"model-mtp.safetensors": less_one(made.head_weights)})
+    )
+
+    assert (found.head.is_usable, found.head.tensors) == (True, len(made.head_weights))
+    assert found.weight_bytes == plain.weight_bytes
+
+
 def test_mimo_is_told_with_its_head(tmp_path: Path) -> None:
     made = tiny(MIMO)
     head = {name.removeprefix("layer."): array for name, array in made.head_weights.items()}
@@ -151,14 +163,22 @@ def test_model_of_another_family_is_told(tmp_path: Path) -> None:
 
 
 def test_reason_of_each_mode_that_cannot_run_is_told(tmp_path: Path) -> None:
+    serial, ar_batch, mtp_batch = look(write_tiny_mamba(tmp_path)).modes
+
+    assert (serial.reason, ar_batch.reason) == ("", "")
+    assert "ArraysCache" in mtp_batch.reason
+
+
+def test_windows_run_in_every_mode_in_the_memory_of_their_size(tmp_path: Path) -> None:
     folder = write_tiny_llama(tmp_path)
+    whole = [mode.row_bytes for mode in look(folder, context_tokens=4096).modes]
     windows = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
     (folder / "config.json").write_text(json.dumps({**CONFIG, **windows}))
 
-    serial, ar_batch, mtp_batch = look(folder).modes
+    found = look(folder, context_tokens=4096).modes
 
-    assert (serial.reason, ar_batch.reason) == ("", "")
-    assert "RotatingKVCache" in mtp_batch.reason
+    assert [mode.reason for mode in found] == ["", "", ""]
+    assert all(mode.row_bytes < 0.7 * before for mode, before in zip(found, whole, strict=True))
 
 
 def test_unknown_model_runs_nowhere(tmp_path: Path) -> None:

@@ -82,6 +82,16 @@ def in_a_folder_with_bare_names(folder: Path, made: Tiny) -> Path:
     return write(folder, made, made.trunk_weights, {"mtp/weights.safetensors": less_one(made.head_weights)})
 
 
+def beside_the_trunk_with_bare_names(folder: Path, made: Tiny) -> Path:
+    """Where mlx-lm takes every `model*` file for the trunk's."""
+    return write(folder, made, made.trunk_weights, {"model-mtp.safetensors": less_one(made.head_weights)})
+
+
+def beside_the_trunk(folder: Path, made: Tiny) -> Path:
+    head = under("mtp.", less_one(made.head_weights))
+    return write(folder, made, made.trunk_weights, {"model-mtp-00001-of-00001.safetensors": head})
+
+
 def with_experts_one_by_one(folder: Path, made: Tiny) -> Path:
     """As the eight-bit releases have them, but for the bits."""
     head = under("mtp.", one_by_one(less_one(made.head_weights)))
@@ -95,6 +105,10 @@ LAYOUTS: list[tuple[dict[str, Any], Callable[[Path, Tiny], Path]]] = [
     (DENSE, in_a_sidecar),
     (NEXT, in_a_sidecar),
     (DENSE, in_a_folder_with_bare_names),
+    (DENSE, beside_the_trunk_with_bare_names),
+    (EXPERTS_35, beside_the_trunk_with_bare_names),
+    (NEXT, beside_the_trunk_with_bare_names),
+    (DENSE, beside_the_trunk),
     (EXPERTS_35, with_experts_one_by_one),
 ]
 
@@ -144,10 +158,13 @@ def test_head_says_what_its_weights_say_in_every_layout(
     np.testing.assert_allclose(fed_at_once(stored.head, hidden), expected(made, hidden, TOKENS), rtol=0, atol=2e-4)
 
 
-def test_trunk_loads_the_same_with_and_without_a_head_beside_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", [converted, beside_the_trunk_with_bare_names])
+def test_trunk_loads_the_same_with_and_without_a_head_beside_it(
+    layout: Callable[[Path, Tiny], Path], tmp_path: Path
+) -> None:
     made = tiny(NEXT)
     plain = load_model(write(tmp_path / "plain", made, made.trunk_weights, {}))
-    beside = load_model(converted(tmp_path / "beside", made))
+    beside = load_model(layout(tmp_path / "beside", made))
     tokens = mx.array([TOKENS])
 
     model, other = (_model(loaded) for loaded in (plain, beside))
@@ -190,10 +207,15 @@ def test_rows_at_different_positions_get_their_own_first_pair() -> None:
     np.testing.assert_allclose(np.array(found[1, 0]), wanted[0], rtol=0, atol=2e-4)
 
 
-def test_mimo_head_is_read_from_its_layout(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("file", "prefix"),
+    [("model.safetensors", "model.mtp_layers.0."), ("model-mtp.safetensors", "0."), ("model-mtp.safetensors", "")],
+    ids=str,
+)
+def test_mimo_head_is_read_from_its_layout(file: str, prefix: str, tmp_path: Path) -> None:
     made, hidden = tiny(MIMO), random_hidden()
     head = {name.removeprefix("layer."): array for name, array in made.head_weights.items()}
-    folder = write(tmp_path, made, made.trunk_weights, {"model.safetensors": under("model.mtp_layers.0.", head)})
+    folder = write(tmp_path, made, made.trunk_weights, {file: under(prefix, head)})
 
     loaded = load_model(folder)
     found = load_mimo_head(Trunk(loaded.model), stored_head(load_files(folder), loaded.config))
@@ -259,6 +281,26 @@ def test_head_in_eight_bit_floats_is_brought_back_square_by_square(tmp_path: Pat
     _, _, stored = read(write(tmp_path, made, made.trunk_weights, {"mtp.safetensors": under("mtp.", weights)}))
 
     np.testing.assert_allclose(fed_at_once(stored.head, hidden), expected(made, hidden, TOKENS), rtol=0, atol=2e-4)
+
+
+def test_file_of_the_trunk_may_be_called_like_a_heads(tmp_path: Path) -> None:
+    made = tiny(DENSE)
+    folder = write(tmp_path, made, made.trunk_weights, {})
+    (folder / "model.safetensors").rename(folder / "model-mtp.safetensors")
+
+    loaded = load_model(folder)
+
+    assert mx.array_equal(_model(loaded)(mx.array([TOKENS])), made.model(mx.array([TOKENS])))
+    assert stored_head(load_files(folder), loaded.config) == {}
+
+
+def test_name_that_trunk_and_head_both_use_is_refused(tmp_path: Path) -> None:
+    made = tiny(DENSE)
+    trunk = {**made.trunk_weights, "fc.weight": mx.zeros((1,))}
+    folder = write(tmp_path, made, trunk, {"model-mtp.safetensors": made.head_weights})
+
+    with pytest.raises(ModelLoadError, match=r"fc\.weight is the name of a weight of the trunk and of the head"):
+        load_model(folder)
 
 
 def test_of_two_copies_the_sidecars_is_taken_whole(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_head_is_fed_what_the_unembedding_is_fed(loaded: LoadedModel) -> None:
             self.fed.append(hidden)
             return super().__call__(hidden, tokens, cache, mask)
 
-    head = Listening(loaded.vocab_size, [(row.prompt, [0])])
+    head = Listening(loaded.vocab_size, SIZE, [(row.prompt, [0])])
     run(engine_of(loaded, 1, head=head), [row])
 
     model: Any = loaded.model

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
 
 import pytest
 import pytest_asyncio
-from redis import Redis
 
 from broker import keys
 from broker.client import Client
-from broker.wire import Tokens
-from tests.support.scripted import ask, hear
+from tests.support.scripted import Ask, ask, hear
 from tests.support.stack import Stack
+from tests.support.wait import wait_until
 
 ROWS = 8
-STEP_S = 0.02
+STEP_S = 0.01
 
 
 @pytest.fixture(scope="module")
@@ -37,36 +36,32 @@ async def client(slow: Stack) -> AsyncIterator[Client]:
     await client.close()
 
 
-async def first_token_s(client: Client, text: str) -> float:
-    asked = ask(text, 10)
-    began_s = time.monotonic()
-    handle = await client.submit(asked.request, asked.ticket)
-    first_s = None
-    tokens: list[int] = []
-    async for event in handle.events():
-        if isinstance(event, Tokens):
-            first_s = first_s or time.monotonic() - began_s
-            tokens.append(len(event.tokens) // 4)
-    assert sum(tokens) == 10
-    assert first_s is not None
-    return first_s
+async def stamps(client: Client, asked: Sequence[Ask], field: str) -> list[int]:
+    """When something happened to each request, by Redis' clock; 0: it has not."""
+    raw: Any = [await client.commands.hget(keys.state(each.request.id), field) for each in asked]
+    return [int(each or 0) for each in raw]
 
 
 async def test_interactive_request_finds_a_row_at_once_and_offline_answers_stay_exact(
     slow: Stack, client: Client
 ) -> None:
     offline = [ask(f"offline {i}", 300, priority="offline") for i in range(2 * ROWS)]
-    readers = [asyncio.create_task(hear(await client.submit(each.request, each.ticket))) for each in offline]
-    while (await client.registry.workers())[0].free_rows:
-        await asyncio.sleep(0.05)
+    interactive = [ask(f"interactive {i}", 10) for i in range(3)]
 
-    waits_s = [await first_token_s(client, f"interactive {i}") for i in range(3)]
+    async def rows_are_taken() -> bool:
+        return sum(map(bool, await stamps(client, offline, "formed_ms"))) == ROWS
+
+    async def all_have_rows() -> bool:
+        return 0 not in await stamps(client, interactive, "formed_ms")
+
+    with slow.engines_held():
+        readers = [asyncio.create_task(hear(await client.submit(each.request, each.ticket))) for each in offline]
+        await wait_until(rows_are_taken, "offline requests have all rows")
+        readers += [asyncio.create_task(hear(await client.submit(each.request, each.ticket))) for each in interactive]
+        await wait_until(all_have_rows, "no row could end, and yet they were sent to one")
     heard = await asyncio.gather(*readers)
 
-    # A row takes 300 cycles, so whoever waited for one to end would wait for seconds.
-    assert max(waits_s) < 300 * STEP_S / 3
-    assert [each.tokens for each in heard] == [each.expected for each in offline]
+    assert [each.tokens for each in heard] == [each.expected for each in (*offline, *interactive)]
+    assert max(await stamps(client, interactive, "ended_ms")) < min(await stamps(client, offline, "ended_ms"))
     # Paused and not handed back: whoever is sent out again has another attempt.
-    with Redis.from_url(slow.redis_url) as redis:
-        attempts = {redis.hget(keys.state(each.request.id), "attempt") for each in offline}
-    assert attempts == {b"1"}
+    assert set(await stamps(client, offline, "attempt")) == {1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import subprocess
 from pathlib import Path
@@ -16,13 +17,14 @@ def batch(stack: Stack, *words: str) -> subprocess.CompletedProcess[str]:
         [*mtplx_command("batch"), *words, "--server", stack.url],
         capture_output=True,
         text=True,
-        env=clean_environment(),
+        env={**clean_environment(), "http_proxy": "http://127.0.0.1:9", "all_proxy": "http://127.0.0.1:9"},
         timeout=180,
     )
 
 
 def test_batch_is_submitted_waited_for_and_fetched(offline_stack: Stack, tmp_path: Path) -> None:
-    (tmp_path / "in.jsonl").write_bytes(jsonl([line("a"), line("b"), line("bad", temperature=9)]))
+    lines = jsonl([line("a"), line("b"), line("bad", temperature=9)])
+    (tmp_path / "in.jsonl").write_bytes(codecs.BOM_UTF8 + lines)  # its endpoint is found behind the mark
 
     batch_id = batch(offline_stack, "submit", str(tmp_path / "in.jsonl")).stdout.strip()
     waited = batch(offline_stack, "wait", batch_id)

@@ -27,7 +27,7 @@ from broker.errors import BrokerConfigError, BrokerUnavailableError
 from broker.wire import Cause
 from tests.offline.batch_files import jsonl, line
 from tests.support.redis_servers import InProcessServer
-from tests.support.wait import wait_until
+from tests.support.wait import PATIENCE_S, wait_until
 
 BATCH = "batch-1"
 ENDPOINT = "/v1/completions"
@@ -154,7 +154,7 @@ async def until_free(client: Redis) -> None:
 
 
 async def end_of(running: asyncio.Task[str]) -> str:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         return await running
 
 
@@ -226,7 +226,7 @@ async def test_errors_for_lines_left_are_not_written_for_a_batch_that_is_lost(
     lease.halt("lost")
 
     with pytest.raises(LeaseLostError):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await giving_up
     assert store.list(f"batches/{BATCH}") == []
 
@@ -251,7 +251,7 @@ async def test_lost_lease_wakes_whoever_waits_to_be_sure(
     waiting = asyncio.create_task(lease.be_sure())
     await desk.beat(BATCH, "second", lease_ms=60_000, fields={})
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await lease.beat_for_ever(dict)
         with pytest.raises(LeaseLostError):
             await waiting
@@ -270,7 +270,7 @@ async def test_lease_is_beaten_on_after_trouble_of_every_kind(tools: Tools, monk
         return answer
 
     monkeypatch.setattr(lease, "beat", beat)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await lease.beat_for_ever(dict)
 
     assert (answers, lease.why) == ([], "lost")

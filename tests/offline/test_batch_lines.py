@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 
 import pytest
 
-from api.batch_lines import ERRORS_KEPT, LineError, LineRules, RawLine, check_file, parse_line, read_lines
+from api.batch_lines import ERRORS_KEPT, LineError, LineRules, check_file, parse_line
+from api.bulk.lines import RawLine, read_lines
 from tests.offline.batch_files import jsonl, line
 
 RULES = LineRules("/v1/completions", most_lines=1000, most_line_bytes=4096)
@@ -88,3 +90,32 @@ def test_check_stops_when_told() -> None:
     verdict = check_file(io.BytesIO(jsonl([line(str(i)) for i in range(5)])), RULES, goes_on=lambda: False)
 
     assert verdict.total == 0
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        codecs.BOM_UTF8 + jsonl([line("a"), line("b")]),
+        codecs.BOM_UTF16_LE + jsonl([line("a"), line("b")]).decode().encode("utf-16-le"),
+        jsonl([line("a"), line("b")]).replace(b"\n", b"\r\n"),
+        jsonl([line("a"), line("b", prompt="\u2028")]).replace(b"\\u2028", "\u2028".encode()),
+    ],
+    ids=["mark", "utf-16", "line ends of Windows", "separator within a text"],
+)
+def test_file_is_read_as_people_have_it(data: bytes) -> None:
+    verdict = check_file(io.BytesIO(data), RULES)
+
+    assert (verdict.total, verdict.errors) == (2, [])
+
+
+def test_line_in_another_encoding_is_wrong_by_its_name() -> None:
+    [error] = check_file(io.BytesIO(jsonl([line("a")]).replace(b'"a"', b'"\xef"')), RULES).errors
+
+    assert (error.line, error.code) == (1, "invalid_json_line")
+    assert "Windows-1252" in error.message
+
+
+def test_file_that_breaks_off_within_a_character_is_wrong_as_a_whole() -> None:
+    [error] = check_file(io.BytesIO(codecs.BOM_UTF16_LE + b"x"), RULES).errors
+
+    assert (error.line, error.code) == (None, "invalid_encoding")

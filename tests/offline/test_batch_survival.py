@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections import Counter
 
 from openai import OpenAI
 from openai.types import Batch
+from rq import worker_registration
 
+from api.batch_queue import QUEUE
 from broker import keys
+from broker.batches import NO_BATCH_WORKER
+from console.batch import describe
+from console.doctor import judge_daemons
+from console.overview import take_overview
 from tests.offline.batch_files import jsonl, line, read, submit, wait_for
 from tests.offline.conftest import WORKER
 from tests.offline.test_text_client import text_of
@@ -141,3 +148,36 @@ def test_batch_whose_lines_all_end_before_its_runner_hears_that_the_window_close
         assert (ended.status, ended.output_file_id) == ("expired", None)
         assert {each["custom_id"] for each in errors} == {each["custom_id"] for each in lines}
         assert {each["error"]["code"] for each in errors} == {"batch_expired"}
+
+
+def test_batch_that_no_batch_worker_runs_says_so_everywhere() -> None:
+    with (
+        Stack(workers=0, batchers=0) as stack,
+        OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=8) as openai,
+    ):
+        batch = submit(openai, jsonl([line("alone")]))
+
+        (listed,) = openai.batches.list().data
+        overview = asyncio.run(take_overview(stack.redis_url))
+        findings = {each.about: each for each in judge_daemons(overview)}
+        assert (batch.model_extra or {})["waits_for"] == (listed.model_extra or {})["waits_for"] == NO_BATCH_WORKER
+        assert [each.waits_for for each in overview.batches] == [NO_BATCH_WORKER]
+        assert findings["batch worker"].level == "problem"
+        assert NO_BATCH_WORKER in describe(batch.model_dump())
+
+
+def test_batch_worker_that_rq_has_lost_registers_again_at_its_next_beat(offline_stack: Stack) -> None:
+    with connection(offline_stack.redis_url) as redis:
+        wait_until(lambda: redis.smembers(keys.BATCH_WORKERS) != set(), "it is registered")
+        (name,) = redis.smembers(keys.BATCH_WORKERS)
+        redis.delete(keys.BATCH_WORKERS, "rq:workers", name)
+
+        wait_until(lambda: redis.smembers(keys.BATCH_WORKERS) == {name}, "it is back", timeout_s=60)
+
+        wait_until(lambda: redis.hget(name, "birth") is not None, "its record is whole", timeout_s=60)
+        assert name in redis.smembers("rq:workers")
+        assert redis.ttl(name) > 0
+
+
+def test_set_of_batch_workers_is_the_one_that_rq_keeps() -> None:
+    assert worker_registration.WORKERS_BY_QUEUE_KEY % QUEUE == keys.BATCH_WORKERS

@@ -95,8 +95,8 @@ def test_file_that_is_wrong_fails_validation_with_its_line(
     assert batch.output_file_id is None
 
 
-def test_batch_cancelled_half_way_delivers_what_was_finished(openai: OpenAI) -> None:
-    lines = [line(f"quick-{i}") for i in range(20)] + [line(f"slow-{i}", max_tokens=2000) for i in range(400)]
+def test_batch_cancelled_half_way_has_each_line_in_one_of_its_files(openai: OpenAI) -> None:
+    lines = [line(f"quick-{i}") for i in range(20)] + [line(f"slow-{i}", max_tokens=2000) for i in range(160)]
     batch = submit(openai, jsonl(lines))
     wait_for(openai, batch, lambda each: each.request_counts is not None and each.request_counts.completed >= 20)
 
@@ -105,11 +105,12 @@ def test_batch_cancelled_half_way_delivers_what_was_finished(openai: OpenAI) -> 
 
     assert asked.status in ("cancelling", "cancelled")
     assert ended.status == "cancelled"
-    answers = read(openai, ended.output_file_id)
-    assert len(answers) >= 20
+    answers, errors = read(openai, ended.output_file_id), read(openai, ended.error_file_id)
+    assert 20 <= len(answers) < len(lines)
+    assert sorted(each["custom_id"] for each in answers + errors) == sorted(each["custom_id"] for each in lines)
+    assert {each["error"]["code"] for each in errors} == {"batch_cancelled"}
     assert ended.request_counts is not None
-    assert ended.request_counts.completed == len(answers) < 420
-    assert ended.request_counts.failed == len(read(openai, ended.error_file_id))
+    assert (ended.request_counts.completed, ended.request_counts.failed) == (len(answers), len(errors))
 
 
 def test_batch_whose_window_closes_expires_with_an_error_for_every_line_left(openai: OpenAI) -> None:

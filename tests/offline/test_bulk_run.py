@@ -13,7 +13,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from api.bulk_rows import Recipe, Row, count_rows, read_rows
+from api.bulk.rows import Recipe, Row, count_rows, read_rows
 from supervisor import mtplx_command
 from tests.offline.test_text_client import text_of
 from tests.support.scripted import ask
@@ -110,7 +110,7 @@ def test_table_without_the_column_is_refused_by_name(offline_stack: Stack, tmp_p
 
 def rows_of(path: Path, recipe: Recipe) -> list[Row]:
     rows = list(read_rows(path, recipe))
-    assert count_rows(path) == len(rows)
+    assert count_rows(path, recipe.source) == len(rows)
     return rows
 
 

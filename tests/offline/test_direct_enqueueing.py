@@ -12,7 +12,7 @@ from broker.sync_client import SyncClient
 from broker.wire import Finished, Tokens
 from tests.support.scripted import ask
 from tests.support.stack import Stack
-from tests.support.wait import wait_until
+from tests.support.wait import PATIENCE_S, wait_until
 
 
 async def test_result_is_read_later_by_id_without_ever_having_listened(client: Client, offline_stack: Stack) -> None:
@@ -98,7 +98,7 @@ def test_program_without_an_event_loop_cancels_what_it_enqueued(offline_stack: S
     with SyncClient.open(offline_stack.redis_url) as client:
         client.enqueue(asked.request, asked.ticket)
         client.cancel(asked.request.id)
-        outcome = client.attach(asked.request.id).wait(timeout_s=10)
+        outcome = client.attach(asked.request.id).wait(timeout_s=PATIENCE_S)
 
     assert isinstance(outcome.end, Finished)
     assert outcome.end.reason == "cancelled"

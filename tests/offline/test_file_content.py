@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from pathlib import Path
 from typing import IO, Any, cast
 
 import pytest
@@ -86,3 +87,27 @@ async def test_client_that_stays_gets_the_whole_file(file: CountedFile) -> None:
 
     assert client.body == bytes(PIECES * COPY_BYTES)
     assert file.closed
+
+
+@pytest.mark.parametrize("name", ["Ünï côde & spaces = fun", "a::b", "c:d", "e#f?g%20h"])
+def test_store_lies_in_a_directory_of_any_name(tmp_path: Path, name: str) -> None:
+    store = FileStore(str(tmp_path / name))
+
+    store.write("files/file-1", b"content")
+
+    assert (tmp_path / name / "files" / "file-1").read_bytes() == b"content"
+    assert store.list("files") == ["file-1"]
+    store.delete("files/file-1")
+    assert store.list("files") == []
+
+
+@pytest.mark.parametrize("path", ["files/../../precious", "files/", "/etc/passwd", "files/./x", "files/\0"])
+def test_store_opens_nothing_outside_of_it(tmp_path: Path, path: str) -> None:
+    (tmp_path / "precious").write_text("kept")
+    store = FileStore(str(tmp_path / "store"))
+
+    for use in (store.open, store.create, store.size):
+        with pytest.raises(FileNotFoundError):
+            use(path)
+    store.delete(path)
+    assert (tmp_path / "precious").exists()

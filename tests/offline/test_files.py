@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import zlib
+from collections.abc import Callable
+
 import httpx
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
@@ -92,14 +96,69 @@ def test_broken_multipart_body_is_refused(offline_stack: Stack, body: bytes) -> 
     assert answer.status_code == 400
 
 
-def test_page_of_another_site_may_not_upload(offline_stack: Stack) -> None:
-    headers = {"sec-fetch-site": "cross-site"}
-
+@pytest.mark.parametrize("headers", [{"sec-fetch-site": "cross-site"}, {"origin": "http://evil.example"}], ids=str)
+def test_page_of_another_site_may_not_upload(offline_stack: Stack, headers: dict[str, str]) -> None:
     answer = httpx.post(
         f"{offline_stack.url}/v1/files", files={"file": ("a", b"x")}, data={"purpose": "batch"}, headers=headers
     )
 
     assert answer.status_code == 403
+
+
+def test_page_of_this_server_may_upload(offline_stack: Stack) -> None:
+    headers = {"origin": offline_stack.url, "sec-fetch-site": "same-origin"}
+
+    answer = httpx.post(
+        f"{offline_stack.url}/v1/files", files={"file": ("a", b"x")}, data={"purpose": "batch"}, headers=headers
+    )
+
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+def test_upload_with_a_content_encoding_is_stored_decoded(
+    offline_stack: Stack, openai: OpenAI, encoding: str, pack: Callable[[bytes], bytes]
+) -> None:
+    plain = httpx.Request("POST", "http://x", files={"file": ("a", DATA)}, data={"purpose": "batch"})
+    headers = {"content-type": plain.headers["content-type"], "content-encoding": encoding}
+
+    answer = httpx.post(f"{offline_stack.url}/v1/files", content=pack(plain.read()), headers=headers)
+
+    assert answer.status_code == 200
+    assert openai.files.content(answer.json()["id"]).content == DATA
+
+
+def test_upload_with_another_content_encoding_is_refused_by_name(offline_stack: Stack) -> None:
+    headers = {"content-encoding": "br"}
+
+    answer = httpx.post(
+        f"{offline_stack.url}/v1/files", files={"file": ("a", b"x")}, data={"purpose": "batch"}, headers=headers
+    )
+
+    assert (answer.status_code, "br" in answer.json()["error"]["message"]) == (415, True)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/v1/batches"), ("POST", "/v1/batches/batch-x/cancel"), ("DELETE", "/v1/files/file-x")],
+)
+@pytest.mark.parametrize("declared", [{}, {"content-type": "text/plain"}], ids=["untyped", "text"])
+def test_body_that_is_not_declared_as_json_is_415_on_every_route_that_acts(
+    offline_stack: Stack, method: str, path: str, declared: dict[str, str]
+) -> None:
+    answer = httpx.request(method, offline_stack.url + path, content=b"{}", headers=declared)
+
+    assert answer.status_code == 415
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/v1/batches/batch-x/cancel"), ("DELETE", "/v1/files/file-x")])
+@pytest.mark.parametrize("declared", [{}, {"content-type": "application/json"}], ids=["untyped", "json"])
+def test_route_that_needs_no_body_is_served_without_one(
+    offline_stack: Stack, method: str, path: str, declared: dict[str, str]
+) -> None:
+    answer = httpx.request(method, offline_stack.url + path, headers=declared)
+
+    assert answer.status_code == 404
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=x", "order=up", "after=file-nothing"])

@@ -87,7 +87,7 @@ async def test_call_that_names_no_length_is_found_again_when_a_wider_worker_has_
         first = [ask_by_http(http), await ask_directly(stack)]
         stack.arguments["worker"] = ("--engine", "scripted", "--max-context-tokens", "128")
         stack.start_one("worker-1")
-        wait_for(lambda: widest(http) == 128, "the API sees the wider worker", timeout_s=30)
+        wait_for(lambda: widest(http) == 128, "the API sees the wider worker")
         again = [ask_by_http(http), await ask_directly(stack)]
 
     assert [each["choices"][0]["finish_reason"] for each in first] == ["length", "length"]
@@ -137,7 +137,7 @@ async def test_request_outlives_its_listener_and_ends_when_nobody_comes(short_de
 
     await asyncio.sleep(0.3)
     soon_after = await status_of(client, call_id)
-    await wait_until(has_ended, "the request was cancelled", timeout_s=30)
+    await wait_until(has_ended, "the request was cancelled")
     cause = await client.commands.hget(keys.state(call_id), "cancel")
     await client.close()
 

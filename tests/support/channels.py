@@ -10,8 +10,7 @@ from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 
 from tests.support.redis_servers import Server
-
-HEAR_S = 5.0
+from tests.support.wait import PATIENCE_S
 
 
 class Ear:
@@ -22,7 +21,7 @@ class Ear:
 
     async def hear(self) -> bytes:
         """The next message."""
-        message = await self._pubsub.get_message(ignore_subscribe_messages=True, timeout=HEAR_S)
+        message = await self._pubsub.get_message(ignore_subscribe_messages=True, timeout=PATIENCE_S)
         assert message is not None, "nothing was published"
         return cast("bytes", message["data"])
 
@@ -33,7 +32,7 @@ async def listening(server: Server, channel: str) -> AsyncIterator[Ear]:
     client: Redis = server.client(blocking=True)
     async with client.pubsub() as pubsub:
         await cast("Any", pubsub.subscribe(channel))
-        confirmation = await pubsub.get_message(timeout=HEAR_S)
+        confirmation = await pubsub.get_message(timeout=PATIENCE_S)
         assert confirmation is not None
         yield Ear(pubsub)
     await client.aclose()

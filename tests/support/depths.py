@@ -15,7 +15,13 @@ class Scheduled:
         self._cycles = 0
 
     def choose(
-        self, rows: Sequence[Odds], found: Sequence[bool] | None = None, *, width: int = 0, is_first: bool = False
+        self,
+        rows: Sequence[Odds],
+        found: Sequence[bool] | None = None,
+        *,
+        width: int = 0,
+        keys: int | None = None,
+        is_first: bool = False,
     ) -> Drafting:
         self._cycles += 1
         depth = self._depths[self._cycles % len(self._depths)]
@@ -24,5 +30,5 @@ class Scheduled:
         head_depth = depth if self._cycles % 2 else min(depth, self._cycles // 2 % 3)
         return Drafting(depth, head_depth, by_lookup)
 
-    def see_cost(self, rows: int, depth: int, cost: float, *, head_depth: int) -> None:
+    def see_cost(self, rows: int, depth: int, cost: float, *, head_depth: int, keys: int | None = None) -> None:
         """Nothing to learn."""

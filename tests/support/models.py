@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
+from mlx_lm.models import mamba
 from mlx_lm.models.llama import Model, ModelArgs
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -33,6 +34,20 @@ CONFIG: dict[str, Any] = {
     "max_position_embeddings": 1024,
     "tie_word_embeddings": True,
     "bos_token_id": 1,
+    "eos_token_id": EOS_TOKEN_ID,
+}
+MAMBA: dict[str, Any] = {
+    "model_type": "mamba",
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "state_size": 4,
+    "num_hidden_layers": 2,
+    "conv_kernel": 4,
+    "use_bias": False,
+    "use_conv_bias": True,
+    "time_step_rank": 2,
+    "max_position_embeddings": 1024,
     "eos_token_id": EOS_TOKEN_ID,
 }
 
@@ -79,10 +94,20 @@ def random_llama(*, seed: int, tied: bool = True) -> Any:
 
 def write_tiny_llama(folder: Path, *, seed: int = 0) -> Path:
     """Save it in mlx-lm's folder format, tokenizer included."""
+    return _written(folder, CONFIG, random_llama(seed=seed))
+
+
+def write_tiny_mamba(folder: Path) -> Path:
+    """Save a random model whose layers keep states that no lane of rows of different lengths can carry."""
+    model: Any = mamba.Model(mamba.ModelArgs.from_dict(MAMBA))  # type: ignore[no-untyped-call]  # mlx-lm annotates in part
+    return _written(folder, MAMBA, model)
+
+
+def _written(folder: Path, config: dict[str, Any], model: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    weights: Any = tree_flatten(random_llama(seed=seed).parameters())
+    weights: Any = tree_flatten(model.parameters())
     mx.save_safetensors(str(folder / "model.safetensors"), dict(weights), metadata={"format": "mlx"})
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "config.json").write_text(json.dumps(config))
     for name, text in tokenizer_texts().items():
         (folder / name).write_text(text)
     return folder

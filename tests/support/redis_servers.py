@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -26,7 +26,7 @@ from broker.connection import connect
 
 ServerName = Literal["fakeredis", "valkey", "redis"]
 SERVER_NAMES: tuple[ServerName, ...] = ("fakeredis", "valkey", "redis")
-START_S = 10.0
+START_S = 60.0
 
 
 class Server(Protocol):
@@ -59,13 +59,16 @@ class InProcessServer:
 class ChildServer:
     """A server process on a unix socket."""
 
-    def __init__(self, name: str, binary: Path, folder: Path, *, is_durable: bool = False) -> None:
+    def __init__(
+        self, name: str, binary: Path, folder: Path, *, is_durable: bool = False, words: Sequence[str] = ()
+    ) -> None:
         self.name = name
         self.url = f"unix://{folder / 's'}"
         append_only = "yes" if is_durable else "no"
         options = {"port": "0", "unixsocket": str(folder / "s"), "dir": str(folder), "save": ""}
         options |= {"appendonly": append_only, "appendfsync": "always"}
         self._command = [str(binary), *(word for option, value in options.items() for word in (f"--{option}", value))]
+        self._command += words
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -89,8 +92,12 @@ class ChildServer:
 
 
 @contextmanager
-def child_server(name: ServerName, *, is_durable: bool = False) -> Iterator[ChildServer]:
-    """Run a server for the length of a block; skips the test when there is none, and fails it where `CI` is set."""
+def child_server(name: ServerName, *, is_durable: bool = False, words: Sequence[str] = ()) -> Iterator[ChildServer]:
+    """Run a server for the length of a block; skips the test when there is none, and fails it where `CI` is set.
+
+    Args:
+        words: further options of its command line.
+    """
     binary = _binary(name)
     if binary is None:
         reason = f"no {name} server on this machine"
@@ -98,7 +105,7 @@ def child_server(name: ServerName, *, is_durable: bool = False) -> Iterator[Chil
             pytest.fail(reason)
         pytest.skip(reason)
     folder = Path(tempfile.mkdtemp(prefix="mtplx-"))
-    server = ChildServer(name, binary, folder, is_durable=is_durable)
+    server = ChildServer(name, binary, folder, is_durable=is_durable, words=words)
     try:
         server.start()
         yield server
@@ -123,6 +130,8 @@ def _wait_until_it_answers(url: str, process: subprocess.Popen[bytes]) -> None:
         while process.poll() is None and time.monotonic() < end:
             try:
                 client.ping()
+            except redis.AuthenticationError:
+                return
             except (redis.ConnectionError, redis.exceptions.BusyLoadingError):
                 time.sleep(0.01)
             else:

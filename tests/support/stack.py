@@ -24,6 +24,7 @@ import httpx
 import redis
 
 from broker import keys
+from tests.support.wait import PATIENCE_S
 
 Kind = Literal["redis", "former", "worker", "api", "batcher"]
 READY_S = 180.0
@@ -43,6 +44,8 @@ class Stack:
         """Further command line arguments by kind; set them before `start`."""
         self.held: set[str] = set()
         """Daemons that `restart_dead` leaves alone: somebody else starts them again."""
+        self._hold = self.folder / "hold"
+        """Holds scripted engines while it exists."""
         self.api_key = ""
         """One that the API knows, where it asks for one."""
 
@@ -116,7 +119,7 @@ class Stack:
     def kill(self, name: str) -> None:
         """kill -9, and wait until it is gone."""
         self.signal(name, signal.SIGKILL)
-        self.processes[name].wait(10)
+        self.processes[name].wait(PATIENCE_S)
 
     def restart_dead(self) -> list[str]:
         """Start again what has ended, as a supervisor does; returns which."""
@@ -142,6 +145,15 @@ class Stack:
         finally:
             is_over.set()
             thread.join()
+
+    @contextlib.contextmanager
+    def engines_held(self) -> Iterator[None]:
+        """Let no scripted step end inside: rows that are taken stay taken, however slow the machine is."""
+        self._hold.touch()
+        try:
+            yield
+        finally:
+            self._hold.unlink()
 
     def pid_of(self, daemon_id: str) -> int:
         """The process of a registered daemon."""
@@ -188,7 +200,7 @@ class Stack:
         try:
             headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
             return (
-                httpx.get(f"{self.url_of(api)}/v1/models", headers=headers, timeout=2, verify=False).status_code == 200
+                httpx.get(f"{self.url_of(api)}/v1/models", headers=headers, timeout=10, verify=False).status_code == 200
             )
         except httpx.TransportError:
             return False
@@ -200,6 +212,8 @@ class Stack:
         command = [sys.executable, "-m", "mtplx", verb, "--redis", self.redis_url]
         if kind in ("api", "batcher"):
             command += ["--file-store", str(self.folder / "files")]
+        if kind == "worker":
+            command += ["--script-hold", str(self._hold)]
         if kind == "api":
             command += ["--port", str(self.ports[name])]
         return [*command, *self.arguments[kind]]
@@ -212,7 +226,15 @@ def redis_command(folder: Path, unix_socket: Path) -> list[str]:
         binary,
         *("--port", "0", "--unixsocket", str(unix_socket), "--dir", str(folder)),
         *("--appendonly", "yes", "--appendfsync", "always", "--save", "", "--maxmemory-policy", "noeviction"),
+        *("--hash-max-listpack-value", "1024"),
     ]
+
+
+def redis_process(folder: Path, *options: str) -> tuple[subprocess.Popen[bytes], str]:
+    """A server of one's own that keeps nothing on disk, and its URL."""
+    unix_socket = folder / "redis.sock"
+    command = [*redis_command(folder, unix_socket), "--appendonly", "no", *options]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL), f"unix://{unix_socket}"
 
 
 def answers(url: str) -> bool:
@@ -226,7 +248,7 @@ def answers(url: str) -> bool:
 
 def connection(url: str) -> Any:
     """A synchronous client, as a context manager; redis-py's reply types do not tell sync from async."""
-    return redis.Redis.from_url(url, socket_timeout=5)
+    return redis.Redis.from_url(url, socket_timeout=PATIENCE_S)
 
 
 def free_port() -> int:
@@ -239,7 +261,7 @@ def wait_until(
     is_true: Callable[[], bool],
     what: str,
     *,
-    timeout_s: float = 10.0,
+    timeout_s: float = PATIENCE_S,
     on_timeout: Callable[[], str] = lambda: "",
 ) -> None:
     """Poll until something holds.

@@ -7,9 +7,11 @@ import time
 from collections.abc import Awaitable, Callable
 
 POLL_S = 0.005
+PATIENCE_S = 60.0
+"""How long an event may take before it counts as hung, on a machine that has far more to do than it can."""
 
 
-async def wait_until(is_true: Callable[[], Awaitable[bool]], what: str, *, timeout_s: float = 10.0) -> None:
+async def wait_until(is_true: Callable[[], Awaitable[bool]], what: str, *, timeout_s: float = PATIENCE_S) -> None:
     """Raises: AssertionError when it does not become true in time."""
     end = time.monotonic() + timeout_s
     while not await is_true():

@@ -102,12 +102,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 
+WRAPPED = {"gemma3": "gemma3_text", "gemma4": "gemma4_text", "mistral3": "ministral3"}
+"""Models of several media, by the family of their text."""
+
 
 @cache
 def windowed_model(family: str, *, seed: int = 0) -> Any:
     """A random model in float32, the same for the same seed; windows of 8 tokens in two of four layers."""
     module = import_module(f"mlx_lm.models.{family}")
-    model: Any = module.Model(module.ModelArgs.from_dict({"model_type": family, **_USUAL, **FAMILIES[family]}))
+    text = WRAPPED.get(family, family)
+    config = {"model_type": text, **_USUAL, **FAMILIES[text]}
+    if family in WRAPPED:
+        config = {"model_type": family, "text_config": config, "vocab_size": VOCAB_SIZE}
+    model: Any = module.Model(module.ModelArgs.from_dict(config))
     keys = iter(mx.random.split(mx.random.key(seed), 512))
 
     def drawn(name: str, array: mx.array) -> mx.array:

@@ -13,9 +13,7 @@ from broker import keys
 from broker.client import Client
 from tests.support.stack import Stack
 from tests.support.told import Told, body_of, listen
-
-PATIENCE_S = 60.0
-"""How long anything may take in these tests before it counts as hung."""
+from tests.support.wait import PATIENCE_S
 
 
 class Streams:

@@ -50,7 +50,7 @@ async def test_step_that_raises_ends_in_an_error_and_workers_that_exit_for_their
 
     await until_async(is_unready, "health goes unready")
     stack.restart_dead()
-    wait_until(lambda: stack.accepting_workers() == 3, "three workers accept", timeout_s=30)
+    wait_until(lambda: stack.accepting_workers() == 3, "three workers accept")
 
     assert told.is_broken_off, str(told)
     assert codes == [1, 1, 1]
@@ -110,7 +110,7 @@ async def test_redis_emptied_under_it_ends_streams_with_errors_and_daemons_recov
 
     assert [str(each) for each in told if not each.is_broken_off] == []
     assert answer == expected("after", 5)
-    wait_until(lambda: stack.accepting_workers() == 3, "three workers accept", timeout_s=30)
+    wait_until(lambda: stack.accepting_workers() == 3, "three workers accept")
     assert {name: process.pid for name, process in stack.processes.items()} == pids
     assert all(process.poll() is None for process in stack.processes.values())
 

@@ -14,6 +14,7 @@ from broker.client import Client
 from broker.wire import Finished, Progress
 from tests.support.scripted import ask, hear
 from tests.support.stack import Stack
+from tests.support.wait import PATIENCE_S
 
 CHUNK = 32
 BUDGET = 3000
@@ -81,7 +82,7 @@ async def test_late_request_ends_while_the_early_one_still_runs(slow_client: Cli
     ids=["beyond the context", "within the context and beyond the memory"],
 )  # fmt: skip
 async def test_prompt_that_cannot_run_is_refused_before_it_is_queued(slow_stack: Stack, length: int, code: str) -> None:
-    async with httpx.AsyncClient(verify=False, base_url=slow_stack.url, timeout=30) as http:
+    async with httpx.AsyncClient(verify=False, base_url=slow_stack.url, timeout=PATIENCE_S) as http:
         refused = await http.post("/v1/completions", json={"model": "scripted", "prompt": "x" * length})
         taken = await http.post("/v1/completions", json={"model": "scripted", "prompt": "x", "max_tokens": 3})
 

@@ -53,7 +53,7 @@ async def test_request_is_answered_once_when_its_worker_is_killed_before_the_fir
     assert told.is_right, str(told)
     assert await state_of(client, told, "attempt") == "2"
     stack.restart_dead()
-    wait_until(lambda: stack.accepting_workers() == 3, "three workers accept", timeout_s=30)
+    wait_until(lambda: stack.accepting_workers() == 3, "three workers accept")
 
 
 async def test_poison_among_good_requests_is_the_one_that_is_given_up(
@@ -64,7 +64,7 @@ async def test_poison_among_good_requests_is_the_one_that_is_given_up(
 
     with stack.supervised():
         await streams.end()
-        wait_until(lambda: stack.accepting_workers() == 3, "three workers accept", timeout_s=30)
+        wait_until(lambda: stack.accepting_workers() == 3, "three workers accept")
 
     assert [str(told) for told in good if not told.is_right] == []
     assert "crashed_workers" in bad.end

@@ -14,6 +14,7 @@ from mtplx_core.engine import Row
 from mtplx_core.scripted import scripted_completion
 from tests.support.scripted import SCRIPT
 from tests.support.stack import Stack
+from tests.support.wait import PATIENCE_S
 from workers.scripted_lane import encode_text
 
 REQUESTS, TOKENS = 4, 600
@@ -45,7 +46,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 def complete(stack: Stack, key: str, **more: Any) -> httpx.Response:
     body = {"model": "scripted", "prompt": "Hello", "max_tokens": 5, **more}
     headers = {"Authorization": f"Bearer {key}"}
-    return httpx.post(f"{stack.url}/v1/completions", json=body, headers=headers, timeout=30)
+    return httpx.post(f"{stack.url}/v1/completions", json=body, headers=headers, timeout=PATIENCE_S)
 
 
 def test_key_is_refused_with_a_wait_once_its_requests_are_used_up(stack: Stack) -> None:

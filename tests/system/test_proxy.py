@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.mayhem.proxy import Proxy
+from tests.support.wait import PATIENCE_S
 
 END = b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$9\r\n\xa8finished\r\n"
 NEWS = b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$4\r\nnews\r\n"
@@ -26,7 +27,7 @@ async def through_proxy(sent: bytes, *, losing: int) -> bytes:
         await proxy.start()
         proxy.lose_last_messages(losing)
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
                 try:
                     return await reader.read()

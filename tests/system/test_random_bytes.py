@@ -13,6 +13,7 @@ from broker import keys
 from broker.client import Client
 from tests.support.scripted import ask, hear
 from tests.support.stack import Stack, connection, wait_until
+from tests.support.wait import PATIENCE_S
 
 ENTRIES = 40
 Spoil = Callable[[Any, random.Random], None]
@@ -106,11 +107,11 @@ async def test_daemons_live_and_answer_right_when_rubbish_is_put_in(stack: Stack
 
     assert (during.tokens, heard.tokens) == (before.expected, after.expected)
     body = {"model": "scripted", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5}
-    assert httpx.post(f"{stack.url}/v1/chat/completions", json=body, timeout=30).status_code == 200
+    assert httpx.post(f"{stack.url}/v1/chat/completions", json=body, timeout=PATIENCE_S).status_code == 200
     for path in ("/health", "/metrics", "/v1/models"):
-        assert httpx.get(f"{stack.url}{path}", timeout=30).status_code == 200
+        assert httpx.get(f"{stack.url}{path}", timeout=PATIENCE_S).status_code == 200
     assert [name for name, process in stack.processes.items() if process.poll() is not None] == []
-    wait_until(lambda: is_empty(stack), "nothing unreadable is left in line", timeout_s=30, on_timeout=stack.logs)
+    wait_until(lambda: is_empty(stack), "nothing unreadable is left in line", on_timeout=stack.logs)
 
 
 def is_empty(stack: Stack) -> bool:

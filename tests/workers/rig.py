@@ -19,12 +19,12 @@ from mtplx_core.engine import Engine, Geometry, Row
 from mtplx_core.scripted import Script, ScriptedEngine, Work, scripted_completion
 from tests.support.clock import FakeClock
 from tests.support.redis_servers import InProcessServer, Server
+from tests.support.wait import PATIENCE_S
 from workers.config import ScriptConfig, WorkerConfig
 from workers.daemon import Links, Worker
 from workers.lane import ServedModel
 from workers.scripted_lane import IDENTITY, ScriptedLane, encode_text, script_of, tokenizer_files
 
-PATIENCE_S = 10.0
 TABLE = byte_table(tokenizer_files()["tokenizer.json"]) or ()
 CONFIG = WorkerConfig(redis_url="unused", name="w", engine="scripted", decode_batch_max=2, grace_s=5.0)
 
@@ -232,7 +232,7 @@ async def serving(rig: Rig) -> AsyncIterator[asyncio.Task[None]]:
         rig.lane.gate_hang.set()
         rig.worker.stop()
         rig.worker.stop()
-        await asyncio.wait([running], timeout=10)
+        await asyncio.wait([running], timeout=PATIENCE_S)
         await rig.links.close()
         if not running.cancelled():
             running.exception()

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from broker.errors import BrokerUnavailableError
+from tests.support.wait import PATIENCE_S
 from workers.crew import Crew, persist
 
 
@@ -82,7 +83,7 @@ async def test_crew_repeats_a_step() -> None:
 
     crew.repeat("turn", turn)
 
-    assert await crew.first(done.wait(), timeout_s=5.0)
+    assert await crew.first(done.wait(), timeout_s=PATIENCE_S)
     await crew.dismiss_all()
 
 
@@ -126,5 +127,5 @@ async def test_crew_waits_out_a_redis_that_is_away() -> None:
 
     crew.repeat("turn", turn)
 
-    assert await crew.first(done.wait(), timeout_s=5.0)
+    assert await crew.first(done.wait(), timeout_s=PATIENCE_S)
     await crew.dismiss_all()

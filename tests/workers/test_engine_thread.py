@@ -12,7 +12,8 @@ import pytest
 from mtplx_core.engine import Geometry, Row
 from mtplx_core.errors import EngineDeadError
 from mtplx_core.scripted import Fault, Script, ScriptedEngine, scripted_completion
-from tests.workers.rig import PATIENCE_S, Hang
+from tests.support.wait import PATIENCE_S
+from tests.workers.rig import Hang
 from workers.engine_thread import Answered, Delivery, Died, EngineThread, Rejected, Stepped
 
 T = TypeVar("T")
@@ -82,6 +83,39 @@ def test_thread_wakes_for_a_row_after_it_had_nothing_to_do(driver: Driver) -> No
     driver.thread.admit(row("b"))
 
     assert len(driver.tokens(5)) == 5
+
+
+class Idling(ScriptedEngine):
+    """Has some pieces of work for a time without rows, and notes how many rows there are at each."""
+
+    def __init__(self) -> None:
+        super().__init__(GEOMETRY)
+        self.pieces = 3
+        self.rows: list[int] = []
+        self.done: SimpleQueue[None] = SimpleQueue()
+
+    def idle(self) -> bool:
+        self.rows.append(self.active_rows)
+        self.pieces -= 1
+        if self.pieces == 0:
+            self.done.put(None)
+        return self.pieces > 0
+
+
+def test_thread_lets_an_engine_without_rows_work_and_admits_rows_as_ever(driver: Driver) -> None:
+    engine = Idling()
+    driver.thread.use(0, lambda: engine)
+    driver.next(Answered)
+
+    engine.done.get(timeout=PATIENCE_S)
+    driver.thread.call(1, lambda: setattr(engine, "pieces", 2))
+    driver.next(Answered)
+    driver.thread.admit(row())
+    assert len(driver.tokens(5)) == 5
+    engine.done.get(timeout=PATIENCE_S)
+    driver.thread.call(2, lambda: list(engine.rows))
+
+    assert driver.next(Answered).value == [0] * 5
 
 
 def test_thread_runs_functions_before_there_is_an_engine(driver: Driver) -> None:

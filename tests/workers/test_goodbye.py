@@ -14,7 +14,8 @@ from broker.scripts import Registration, Scripts
 from broker.wire import Seat
 from tests.support.reads import read_state, read_status
 from tests.support.redis_servers import Server
-from tests.workers.rig import CONFIG, PATIENCE_S, Rig, serving, wait_until
+from tests.support.wait import PATIENCE_S
+from tests.workers.rig import CONFIG, Rig, serving, wait_until
 from workers.membership import Membership
 
 SOON_S = 0.1

@@ -16,7 +16,8 @@ from broker.registry import Registry
 from broker.silence import SILENT_S
 from tests.support.redis_servers import ChildServer, Server
 from tests.support.relay import Relay, relayed
-from tests.workers.rig import CONFIG, PATIENCE_S, Rig, opened, serving, wait_until
+from tests.support.wait import PATIENCE_S
+from tests.workers.rig import CONFIG, Rig, opened, serving, wait_until
 from workers.crew import persist
 from workers.daemon import Worker
 from workers.membership import Membership, Vitals

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from broker.wire import SamplingDefaults
 from mtplx_core.engine import Geometry, Profile, SchedulerMode
 from mtplx_core.scripted import BYTES_PER_TOKEN, ScriptedEngine
 from workers.config import WorkerConfig
@@ -42,10 +43,23 @@ def test_lane_says_what_a_request_must_match_and_fit() -> None:
 
 
 def test_card_says_what_an_api_process_needs() -> None:
-    card = card_of(MODEL, GEOMETRY, created_s=5)
+    card = card_of(MODEL, GEOMETRY, config(), created_s=5)
 
     assert (card.model, card.name, card.created_s, card.vocab_size) == ("tiny@0a1b", "tiny", 5, 300)
     assert (card.max_context_tokens, card.eos_token_ids) == (100, (0, 2))
+
+
+def test_card_carries_what_the_authors_say_of_sampling_unless_told_not_to() -> None:
+    said = (
+        b'{"do_sample": false, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "max_new_tokens": 64, "eos_token_id": 3}'
+    )
+    model = replace(MODEL, tokenizer_files={**MODEL.tokenizer_files, "generation_config.json": said})
+
+    cards = [card_of(model, GEOMETRY, config(generation_config=name), created_s=5) for name in ("model", "none")]
+
+    assert cards[0].defaults == SamplingDefaults(temperature=0.6, top_p=0.95, top_k=20, max_tokens=64)
+    assert cards[1].defaults == card_of(MODEL, GEOMETRY, config(), created_s=5).defaults == SamplingDefaults()
+    assert cards[0].eos_token_ids == cards[1].eos_token_ids
 
 
 def test_tokenizers_with_equal_files_have_one_hash() -> None:

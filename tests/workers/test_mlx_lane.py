@@ -11,22 +11,26 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from broker.registry import Registry
 from broker.scripts import DEFAULT_BOUNDS, Scripts, Submission
-from broker.wire import Request, Sampling, Ticket, pack_tokens
+from broker.wire import Request, Sampling, SamplingDefaults, Ticket, pack_tokens
 from mtplx_core import mtp_lane
 from mtplx_core.audit import audit
+from mtplx_core.engine import Geometry, Row, SchedulerMode
 from mtplx_core.engine import Sampling as EngineSampling
-from mtplx_core.engine import SchedulerMode
-from mtplx_core.errors import ModelLoadError
+from mtplx_core.errors import ModelLoadError, UnsupportedModeError
 from mtplx_core.heads.attached import AttachedHead
 from mtplx_core.heads.base import Head
 from mtplx_core.loader import LoadedModel, load_model
+from mtplx_core.serial import SerialEngine
 from mtplx_core.trunk import Trunk
-from tests.support.models import write_tiny_llama
+from tests.mtplx_core.driving import run
+from tests.support.models import EOS_TOKEN_ID, write_tiny_llama, write_tiny_mamba
 from tests.support.reads import read_log, read_status
-from tests.workers.rig import PATIENCE_S, FragileServer
+from tests.support.wait import PATIENCE_S
+from tests.workers.rig import FragileServer
 from workers.config import WorkerConfig
 from workers.daemon import Links, Worker
 from workers.errors import LaneError
@@ -118,21 +122,70 @@ async def test_worker_says_what_its_model_is(fragile: FragileServer, folder: Pat
         assert "tokenizer.json" in await registry.tokenizer_files(card.tokenizer)
 
 
-async def test_worker_runs_plain_batching_and_says_why_when_its_model_has_other_caches(
-    fragile: FragileServer, folder: Path, tmp_path: Path
+@pytest.mark.parametrize("mode", [SchedulerMode.SERIAL, SchedulerMode.AR_BATCH, SchedulerMode.MTP_BATCH])
+async def test_end_token_of_the_generation_config_ends_a_row_once_it_may(
+    fragile: FragileServer, folder: Path, tmp_path: Path, mode: SchedulerMode
 ) -> None:
+    greedy = Row("row", PROMPT, 12, ignore_eos=True)
+    [first, *_] = run(SerialEngine(load_model(folder), Geometry()), [greedy]).tokens["row"]
+    other = Path(shutil.copytree(folder, tmp_path / "other"))
+    (other / "generation_config.json").write_text(json.dumps({"eos_token_id": [first], "temperature": 0.5}))
+
+    async with loaded(fragile, replace(CONFIG, model=str(other), mode=mode)) as worker:
+        model = await identity_of(fragile)
+        [card] = (await Registry(fragile.client()).cards()).values()
+        asked = Request("a", model, "balanced", pack_tokens(PROMPT), 12, Sampling(temperature=0.0))
+        # Each by itself, since the serial lane has one row.
+        await decode(fragile, worker, asked)
+        await decode(fragile, worker, structs.replace(asked, id="b", min_tokens=3))
+
+    client = fragile.client()
+    assert set(card.eos_token_ids) == {EOS_TOKEN_ID, first}
+    assert card.defaults == SamplingDefaults(temperature=0.5)
+    assert await read_log(client, "a") == (first,)
+    barred = await read_log(client, "b")
+    assert {first, EOS_TOKEN_ID}.isdisjoint(barred[:3])
+    assert len(barred) >= 3
+
+
+async def test_worker_falls_to_the_mode_that_says_what_its_model_says_and_names_what_it_refused(
+    fragile: FragileServer, tmp_path: Path
+) -> None:
+    """Mamba's states cannot be rewound, and mlx-lm's own batch feeds them the padding of rows that join."""
+    async with loaded(fragile, replace(CONFIG, model=str(write_tiny_mamba(tmp_path / "states")))) as worker:
+        await worker.beat()
+        [record] = await Registry(fragile.client()).workers()
+
+    assert record.lane is not None
+    assert record.lane.mode == "serial"
+    assert "_serial_b1_" in record.lane.route
+    snapshot = json.loads(record.fields["snapshot"])
+    assert "ArraysCache" in snapshot["mtp_batch_refused"]
+    assert "log-probabilities" in snapshot["ar_batch_refused"]
+
+
+@pytest.mark.parametrize("mode", [SchedulerMode.AR_BATCH, SchedulerMode.MTP_BATCH])
+async def test_worker_ends_with_the_reason_when_the_mode_it_was_asked_for_says_something_else(
+    fragile: FragileServer, tmp_path: Path, mode: SchedulerMode
+) -> None:
+    asked = replace(CONFIG, model=str(write_tiny_mamba(tmp_path / "states")), mode=mode)
+
+    with pytest.raises(UnsupportedModeError, match=mode.value):
+        async with loaded(fragile, asked):
+            pass
+
+
+async def test_worker_decodes_windows_with_drafts(fragile: FragileServer, folder: Path, tmp_path: Path) -> None:
     windowed = Path(shutil.copytree(folder, tmp_path / "windowed"))
     description = json.loads((windowed / "config.json").read_text())
     kinds = ["sliding_attention"] * (description["num_hidden_layers"] - 1) + ["full_attention"]
     (windowed / "config.json").write_text(json.dumps({**description, "layer_types": kinds, "sliding_window": 16}))
 
-    async with loaded(fragile, replace(CONFIG, model=str(windowed))) as worker:
-        await worker.beat()
+    async with loaded(fragile, replace(CONFIG, model=str(windowed))):
         [record] = await Registry(fragile.client()).workers()
 
     assert record.lane is not None
-    assert record.lane.mode == "ar_batch"
-    assert "RotatingKVCache" in json.loads(record.fields["snapshot"])["mtp_batch_refused"]
+    assert record.lane.mode == "mtp_batch"
 
 
 @pytest.mark.parametrize(("asked", "depth"), [(None, 7), (1, 1), (0, 0)])

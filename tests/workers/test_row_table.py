@@ -68,7 +68,7 @@ def test_drafts_behind_a_stop_string_are_not_counted_as_accepted() -> None:
 
 def test_row_asks_the_engine_for_what_the_request_says() -> None:
     sampling = Sampling(0.5, 0.9, 40, 0.1, 1.1, 0.2, 0.3, ((5, 1.5),))
-    made = row(sampling=sampling, stop_token_ids=(9,), ignore_eos=True, top_logprobs=2)
+    made = row(sampling=sampling, stop_token_ids=(9,), ignore_eos=True, top_logprobs=2, min_tokens=3)
     made.resume(pack((65, 66)), [])
 
     asked = made.engine_row()
@@ -76,6 +76,7 @@ def test_row_asks_the_engine_for_what_the_request_says() -> None:
     assert (asked.row_id, asked.prompt, asked.committed, asked.max_tokens) == ("a:1", (1, 2), (65, 66), 10)
     assert asked.sampling == EngineSampling(0.5, 0.9, 40, 0.1, 1.1, 0.2, 0.3, ((5, 1.5),), 7)
     assert (asked.stop_token_ids, asked.ignore_eos, asked.top_logprobs) == (frozenset({9}), True, 2)
+    assert asked.min_tokens == 3
 
 
 def test_row_ends_at_once_when_its_log_holds_the_stop_string_already() -> None:

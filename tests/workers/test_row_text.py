@@ -11,8 +11,8 @@ TABLE: ByteTable = (b"", b"the ", b"quick ", b"br", b"own ", b"fox", b" jumps", 
 END, STOP_TOKEN = 0, 6
 
 
-def follow(*stops: bytes, table: ByteTable | None = TABLE) -> RowText:
-    return RowText(table, stops=stops, ending={END, STOP_TOKEN})
+def follow(*stops: bytes, table: ByteTable | None = TABLE, min_tokens: int = 0) -> RowText:
+    return RowText(table, stops=stops, ending={END, STOP_TOKEN}, min_tokens=min_tokens)
 
 
 def test_text_ends_at_the_last_token_when_nothing_stops_it() -> None:
@@ -64,6 +64,24 @@ def test_stop_string_does_not_match_over_a_token_that_ends_the_row() -> None:
     text = follow(b"fox jumps")
 
     assert text.feed((5, STOP_TOKEN)) == Kept(2, is_stopped=False)
+
+
+@pytest.mark.parametrize("step", [1, 2, 6])
+def test_stop_string_within_min_tokens_counts_for_nothing(step: int) -> None:
+    text = follow(b"quick", b"fox", min_tokens=4)
+    tokens = (1, 2, 3, 2, 2, 5)
+
+    kept = [text.feed(tokens[start : start + step]) for start in range(0, 6, step)]
+
+    assert next(place for place, each in enumerate(kept) if each.is_stopped) == 4 // step
+    assert text.end == len(b"the quick brquick ")
+
+
+def test_stop_string_across_min_tokens_ends_the_text_where_it_begins() -> None:
+    text = follow(b"own fox", min_tokens=4)
+
+    assert text.feed((1, 2, 3, 4, 5, 6)) == Kept(5, is_stopped=True)
+    assert text.end == len(b"the quick br")
 
 
 def test_token_outside_the_table_has_no_bytes() -> None:

@@ -1,6 +1,6 @@
 """Answers many rows through the queue: a bounded number in flight, each answer written as it comes.
 
-Neither reads files nor draws bars; see `api.bulk_rows`, `api.bulk_output` and the command line.
+Neither reads files nor draws bars; see `api.bulk.rows`, `api.bulk.output` and the command line.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from api.bulk_output import BulkOutput, OutputLine
-from api.bulk_rows import Row
+from api.bulk.output import BulkOutput, OutputLine
+from api.bulk.rows import Row
 from api.errors import ApiError
 from api.patient_calls import Answered, Patience, PatientCall
 from api.schemas import Usage

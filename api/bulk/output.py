@@ -16,6 +16,7 @@ from typing import IO, Any
 import msgspec
 
 from api.errors import ApiConfigError
+from api.json_text import encode_json
 from broker.wire import new_id
 
 
@@ -54,7 +55,6 @@ class _Found:
     size: int
 
 
-_encoder = msgspec.json.Encoder()
 _seen = msgspec.json.Decoder(_Seen)
 
 
@@ -91,7 +91,7 @@ class BulkOutput:
             return cls(path, note, _Found(set(), 0, 0))
         note = msgspec.json.decode(note_path.read_bytes(), type=RunNote)
         if note.job != job:
-            changed = sorted(name for name in job if note.job.get(name) != job[name])
+            changed = sorted(name for name in job.keys() | note.job.keys() if note.job.get(name) != job.get(name))
             raise ApiConfigError(
                 f"output = {str(path)!r}: it was begun with another {', '.join(changed)}; "
                 "allowed: the same again, another name, or --overwrite"
@@ -106,7 +106,7 @@ class BulkOutput:
 
     def write(self, line: OutputLine) -> None:
         """One row, answered."""
-        self._file.write(_encoder.encode(line) + b"\n")
+        self._file.write(encode_json(line) + b"\n")
         self._file.flush()
         self.done.add(line.line)
         self.failed += line.error is not None

@@ -1,0 +1,1 @@
+"""Running batches of calls."""
