@@ -95,7 +95,9 @@ def unsupported_reason(model: Any) -> str | None:
     """Why the ragged cache cannot carry this model, or None when it can."""
     layers, caches = list(model.layers), make_prompt_cache(model)
     owner = _text_model(model)
-    if len(layers) > len(caches) and type(owner).__module__ not in _SHARING:
+    # A tapped module has a class of our own, derived from the family's.
+    modules = {kind.__module__ for kind in type(owner).__mro__}
+    if len(layers) > len(caches) and not modules & _SHARING:
         return f"its {len(layers)} layers share {len(caches)} caches"
     layers += [None] * (len(caches) - len(layers))  # caches beyond the layers are those of a second pass
     foreign = sorted({type(c).__name__ for layer, c in zip(layers, caches, strict=False) if not _can_carry(layer, c)})

@@ -27,6 +27,8 @@ NOT_HERE: dict[str, str] = {
     "olmo": "mlx-lm's module for it ends the process without the package ai2-olmo",
 }
 """Families that mlx-lm cannot build on a CPU with this project's requirements; OLMo's must not even be imported."""
+NOT_TIED = {"baichuan_m1", "minicpm", "qwen3_vl_moe"}
+"""Families whose configuration may tie embeddings and whose weights mlx-lm cannot load then."""
 GAIN = 2.0
 """Standard deviation of what a random matrix makes of a normalised vector."""
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from mlx_lm.models.cache import make_prompt_cache
 
@@ -37,6 +38,13 @@ class Outcome:
     """What is wrong with the answers of the chosen engine; nothing, where all is well."""
 
 
+class Choice(NamedTuple):
+    """A mode, or none, and why each better one is not it."""
+
+    mode: SchedulerMode | None
+    refusals: Mapping[str, str]
+
+
 def outcome_of(family: str, folder: Path) -> Outcome:
     """Write the family's checkpoint into `folder`, serve it as a worker would, and judge the answers."""
     try:
@@ -44,22 +52,20 @@ def outcome_of(family: str, folder: Path) -> Outcome:
     except ModelLoadError as error:
         return Outcome(family, refusals={"load": str(error)})
     caches = caches_of(loaded)
+    choice = chosen_mode(loaded)
+    if choice.mode is None:
+        return Outcome(family, caches, refusals=choice.refusals)
+    verdict = judge(loaded, run_rows(engine_of(choice.mode, loaded)))
+    return Outcome(family, caches, choice.mode, choice.refusals, verdict.failures)
+
+
+def chosen_mode(loaded: LoadedModel) -> Choice:
+    """Return what a worker without a configured mode takes."""
     try:
-        mode, refusals = chosen_mode(loaded)
+        mode, refusals = choose_mode(loaded)
     except UnsupportedModeError as error:
-        return Outcome(family, caches, refusals=dict(_REASONS.findall(str(error))))
-    verdict = judge(loaded, run_rows(engine_of(mode, loaded)))
-    return Outcome(family, caches, mode, refusals, verdict.failures)
-
-
-def chosen_mode(loaded: LoadedModel) -> tuple[SchedulerMode, Mapping[str, str]]:
-    """Return the mode a worker without a configured one takes, and why not the ones before it.
-
-    Raises:
-        UnsupportedModeError: no mode runs the model.
-    """
-    choice = choose_mode(loaded)
-    return choice.mode, {mode.value: reason for mode, reason in choice.refusals.items()}
+        return Choice(None, dict(_REASONS.findall(str(error))))
+    return Choice(mode, {refused.value: reason for refused, reason in refusals.items()})
 
 
 def engine_of(mode: SchedulerMode, loaded: LoadedModel) -> Engine:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from harness.families.checkpoints import NOT_HERE
 from harness.families.outcomes import Outcome
+from mtplx_core.engine import SchedulerMode
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 START = "<!-- families: written by `python -m harness.families` -->"
@@ -29,9 +30,17 @@ def row_of(outcome: Outcome) -> str:
     if outcome.family in NOT_HERE:
         cells = ["not built here", "", NOT_HERE[outcome.family]]
     else:
-        mode = f"`{outcome.mode}`" if outcome.mode else "no mode"
-        cells = [mode, outcome.caches, "; ".join(f"`{name}`: {in_short(why)}" for name, why in refusals.items())]
+        cells = [
+            mode_cell(outcome.mode),
+            outcome.caches,
+            "; ".join(f"`{name}`: {in_short(why)}" for name, why in refusals.items()),
+        ]
     return "| " + " | ".join([outcome.family, *cells]) + " |"
+
+
+def mode_cell(mode: SchedulerMode | None) -> str:
+    """Return how the table names a mode."""
+    return f"`{mode}`" if mode else "no mode"
 
 
 def in_short(reason: str) -> str:
