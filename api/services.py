@@ -32,6 +32,9 @@ COMPLETION_DECODER = msgspec.json.Decoder(CompletionRequest)
 TIMEOUT_HEADER = "x-mtplx-timeout-ms"
 IDEMPOTENCY_S = 24 * 3600.0
 """How long a key stands for its request, as long as that has a record."""
+ACCEPT_PATIENCE_S = 10.0
+"""How long a call waits at least for the queue to take it: its deadline runs from then on, and may be shorter than a
+reply of Redis takes."""
 FORESIGHT_AGE_S = 2.0
 """A wait may have been foreseen so long ago, and the line it was foreseen for be gone by now."""
 
@@ -110,7 +113,8 @@ class Services:
         choices: list[Choice] = []
         try:
             # In a burst a call waits its turn as long as its deadline allows; a Redis that is silent ends it sooner.
-            async with asyncio.timeout(terms.timeout_ms / 1000), self.backend.while_answering():
+            patience_s = max(terms.timeout_ms / 1000, ACCEPT_PATIENCE_S)
+            async with asyncio.timeout(patience_s), self.backend.while_answering():
                 for index in range(len(job.works)):
                     handle = await self._submit(job, terms, index)
                     choices.append(self._choice(index, handle, job, way))

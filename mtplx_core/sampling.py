@@ -38,6 +38,8 @@ History = Sequence[RowHistory | None]
 _RANKED_TOP_K = 256
 _CANDIDATES = 512
 """Tokens looked at where top_k is small: room for those that tie with the last one kept."""
+_FILTERED_DRAFTS = 16_384
+"""Tokens of a draft vocabulary over which top_k and top_p are applied to drafts."""
 
 
 class _Path(NamedTuple):
@@ -124,7 +126,10 @@ class SamplingBatch:
         history: History | None = None,
         drafts: mx.array | None = None,
     ) -> mx.array:
-        """Draft one token per row, with the noise the target's choice at that position will use; filters are left out.
+        """Draft one token per row, with the noise and the filters of the target's choice at that position.
+
+        Over a whole vocabulary only min_p is applied, since the others would sort it. Whatever is drafted, what is
+        committed is the target's choice.
 
         Args:
             logits: a head's logits, (rows, tokens).
@@ -138,7 +143,7 @@ class SamplingBatch:
         ids = self._all_tokens if vocabulary is None else vocabulary
         logits = bar_ends(logits[:, None], self._bar, starts, vocabulary=vocabulary)[:, 0]
         parts = [
-            group.unfiltered(group.edited(logits[:, None], history, drafts, vocabulary), starts, ids)
+            group.drafted(group.edited(logits[:, None], history, drafts, vocabulary), starts, ids)
             for group in self._groups
         ]
         chosen = mx.argmax(self._in_row_order(parts)[:, 0], axis=-1)
@@ -210,10 +215,18 @@ class _Group:
         return mx.take_along_axis(ids, mx.argmax(scores, axis=-1, keepdims=True), axis=-1)[..., 0]
 
     def scores(self, logits: mx.array, starts: mx.array, token_ids: mx.array) -> mx.array:
-        return self.unfiltered(self._filtered(logits), starts, token_ids)
+        return self._with_noise(self._filtered(logits), starts, token_ids)
 
-    def unfiltered(self, logits: mx.array, starts: mx.array, token_ids: mx.array) -> mx.array:
-        """Edited logits with noise, filters left out."""
+    def drafted(self, logits: mx.array, starts: mx.array, token_ids: mx.array) -> mx.array:
+        """Scores of a head's edited logits, (rows, 1, tokens), by the filters that cost little over so many tokens."""
+        if self._filters is not None:
+            is_small = logits.shape[-1] <= _FILTERED_DRAFTS
+            logits = apply_filters(
+                logits, self._filters if is_small else self._filters._replace(top_k=None, top_p=None)
+            )
+        return self._with_noise(logits, starts, token_ids)
+
+    def _with_noise(self, logits: mx.array, starts: mx.array, token_ids: mx.array) -> mx.array:
         return logits + gumbel(self._keys(starts, logits.shape[1]), token_ids) if self.path.is_noisy else logits
 
     def _filtered(self, logits: mx.array) -> mx.array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -123,8 +124,11 @@ def test_sampler_takes_the_best_score_of_a_large_vocabulary(top_k: int, top_p: f
     assert tokens.tolist() == mx.argmax(batch.scores(logits, starts), axis=-1).tolist()
 
 
-def test_draft_is_the_targets_own_token_when_head_and_trunk_agree() -> None:
-    rows = [Sampling(temperature=1.0, frequency_penalty=0.7, seed=n) for n in range(8)] + [Sampling()]
+@pytest.mark.parametrize(
+    "filters", [{}, {"top_k": 5}, {"top_p": 0.4}, {"min_p": 0.3}], ids=["unfiltered", "top_k", "top_p", "min_p"]
+)
+def test_draft_is_the_targets_own_token_when_head_and_trunk_agree(filters: dict[str, Any]) -> None:
+    rows = [Sampling(temperature=1.5, frequency_penalty=0.7, seed=n, **filters) for n in range(8)] + [Sampling()]
     batch = SamplingBatch(rows, vocab_size=VOCAB)
     past = [history()] * 8 + [None]
     logits = mx.array(RNG.normal(size=(9, VOCAB)).astype(np.float32))
@@ -135,6 +139,18 @@ def test_draft_is_the_targets_own_token_when_head_and_trunk_agree() -> None:
 
     past_draft = [row.append([5]) if row else None for row in past]
     assert draft.tolist() == batch.choose(logits[:, None], starts, history=past_draft)[:, 0].tolist()
+
+
+def test_draft_over_a_whole_large_vocabulary_goes_through_the_cheap_filter_alone() -> None:
+    size = 20_000
+    logits = mx.array(RNG.normal(size=(1, size)).astype(np.float32))
+    with_all = SamplingBatch([Sampling(temperature=2.0, min_p=0.2, top_k=2, top_p=0.1, seed=4)], vocab_size=size)
+    with_min_p = SamplingBatch([Sampling(temperature=2.0, min_p=0.2, seed=4)], vocab_size=size)
+
+    drafts = [batch.choose_draft(logits, mx.array([3])).tolist() for batch in (with_all, with_min_p)]
+
+    assert drafts[0] == drafts[1]
+    assert drafts[1] == with_min_p.choose(logits[:, None], mx.array([3]))[:, 0].tolist()
 
 
 def test_draft_from_a_smaller_vocabulary_is_the_best_of_its_tokens() -> None:

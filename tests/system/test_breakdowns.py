@@ -63,6 +63,10 @@ async def test_redis_killed_and_started_again_loses_nothing_that_waits_or_stream
     told = streams.start(*(f"kept {i}" for i in range(40)), length=150)
     await streams.grow(20, told[:8])
 
+    async def are_accepted() -> bool:
+        return (await client.registry.load()).requests["interactive"] == sum(not each.is_right for each in told)
+
+    await until_async(are_accepted, "all are accepted")
     stack.kill("redis")
     refused = await complete(http, "meanwhile", 5)
     stack.start_one("redis")
