@@ -147,8 +147,12 @@ async def test_committer_ends_a_row_that_somebody_wants_ended(
     await rig.worker.committer.step()
 
     assert await read_status(client, "a") == status
-    assert await read_end(client, "a") == Finished(
-        "a", cast("Any", reason), len(await read_log(client, "a")), cause=cause, stats=Stats(1, (), (), 2, 2)
+    end = await read_end(client, "a")
+    assert isinstance(end, Finished)
+    assert end.stats.max_width in (1, 2)  # the engine's thread may have stepped before it heard of the other row
+    width = end.stats.max_width
+    assert end == Finished(
+        "a", cast("Any", reason), len(await read_log(client, "a")), cause=cause, stats=Stats(1, (), (), width, width)
     )
     assert await read_status(client, "b") == "running"
 
