@@ -1,4 +1,4 @@
-"""A worker over sliding windows is killed in mid-stream; another goes on. Engine: mtp_batch on a tiny random gpt-oss."""
+"""A worker over sliding windows is killed in mid-stream; another goes on. Engine: mtp_batch, tiny random gpt-oss."""
 
 from __future__ import annotations
 
