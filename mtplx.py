@@ -151,7 +151,7 @@ def batch_worker(*, with_parent: bool, burst: bool, **flags: object) -> None:
     """Run batches: an RQ worker that feeds the queue from files and writes the answers down."""
     settings = _begin(flags, with_parent=with_parent)
 
-    from api.batch_worker import run_batch_worker
+    from api.batch.worker import run_batch_worker
     from api.errors import ApiConfigError
     from console.daemons import batch_worker_config
 

@@ -13,25 +13,25 @@ from litestar.exceptions import HTTPException
 from litestar.response import Response
 from litestar.types import Message, Scope
 
-from api.access import load_keys
-from api.backend import Backend, RedisBackend
-from api.batches import cancel_batch, create_batch, get_batch, list_batches
-from api.bundles import Bundles
+from api.auth import load_keys
+from api.fleet.backend import Backend, RedisBackend
+from api.http.batches import cancel_batch, create_batch, get_batch, list_batches
+from api.text.tokenizers import Bundles
 from api.config import ApiConfig
-from api.dependencies import DEPENDENCIES, HttpRequest
+from api.http.dependencies import DEPENDENCIES, HttpRequest
 from api.errors import ApiError, from_broker
-from api.files import create_file, delete_file, get_file, get_file_content, list_files
-from api.formats import error_body
-from api.generate import create_chat_completion, create_completion
+from api.http.files import create_file, delete_file, get_file, get_file_content, list_files
+from api.openai.formats import error_body
+from api.http.completions import create_chat_completion, create_completion
 from api.http.application import Application
 from api.http.callers import check_page, cors_of
-from api.info import get_health, get_metrics, get_model, list_models
-from api.keyed import Detached
-from api.metrics import Metrics
-from api.models import SILENT_LEASES, SILENT_S, Catalog
-from api.offline import Offline
-from api.page import get_docs, get_openapi, get_page, get_static
-from api.services import Services
+from api.http.models_health import get_health, get_metrics, get_model, list_models
+from api.calls.idempotency import Detached
+from api.fleet.metrics import Metrics
+from api.fleet.catalog import SILENT_LEASES, SILENT_S, Catalog
+from api.batch.access import Offline
+from api.http.pages import get_docs, get_openapi, get_page, get_static
+from api.http.services import Services
 from broker.client import Client
 from broker.errors import BrokerError, BrokerUnavailableError
 from broker.scripts import Bounds

@@ -23,7 +23,7 @@ class ApiConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     keys_file: Path | None = None
-    """TOML file of hashed API keys; see `api.access`. Without one, everybody who can connect may ask."""
+    """TOML file of hashed API keys; see `api.auth`. Without one, everybody who can connect may ask."""
     allow_open: bool = False
     """Serve beyond loopback without keys."""
     allow_host: tuple[str, ...] = ()

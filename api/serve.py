@@ -13,9 +13,9 @@ from litestar import Litestar
 
 from api.app import create_app
 from api.config import ApiConfig
-from api.descriptors import allow_many_connections
+from api.http.descriptors import allow_many_connections
 from api.http.protocol import bounded_protocol
-from api.services import Services
+from api.http.services import Services
 from broker.entrance import enter
 
 logger = logging.getLogger(__name__)

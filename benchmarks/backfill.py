@@ -17,7 +17,7 @@ from typing import NamedTuple
 import click
 import httpx
 
-from api.text_client import TextClient
+from api.calls.client import TextClient
 from benchmarks.clients import PROMPTS, Answer, chat_body, stream_answer
 from benchmarks.ratios import median, report
 

@@ -17,7 +17,7 @@ import click
 import httpx
 import psutil
 
-from api.descriptors import allow_many_connections as raise_file_limit
+from api.http.descriptors import allow_many_connections as raise_file_limit
 from benchmarks.ratios import report
 from tests.support.stack import Stack
 from tests.support.told import Told, body_of, listen

@@ -15,7 +15,7 @@ from console.whereabouts import files_url_of, redis_url_of
 from settings import Settings, options
 
 if TYPE_CHECKING:
-    from api.batch_worker import BatchWorkerConfig
+    from api.batch.worker import BatchWorkerConfig
     from api.config import ApiConfig
     from broker.former import FormerConfig
     from workers.config import ScriptConfig, WorkerConfig
@@ -31,7 +31,7 @@ def api_config(settings: Settings) -> ApiConfig:
 
 def batch_worker_config(settings: Settings) -> BatchWorkerConfig:
     """Raises: ConfigError."""
-    from api.batch_worker import BatchWorkerConfig
+    from api.batch.worker import BatchWorkerConfig
 
     shared = _shared_fields(BatchWorkerConfig, settings)
     return BatchWorkerConfig(redis_url=redis_url_of(settings), files_url=files_url_of(settings), **shared)

@@ -182,7 +182,7 @@ def _answer(loaded: LoadedModel, prompts: Sequence[Prompt], folder: Path, *, max
 
 def _prompts(loaded: LoadedModel, path: Path, temperatures: Sequence[float]) -> list[Prompt]:
     """The file's prompts as the chat template renders them."""
-    from api.chat import load_template
+    from api.text.chat_template import load_template
     from mtplx_core.forge.answers import Prompt
 
     template = load_template(loaded.tokenizer_files)

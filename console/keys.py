@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from api.access import hash_key, new_key
+from api.auth import hash_key, new_key
 from console.options import ConfigError
 from console.outputs import folder_problem
 

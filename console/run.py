@@ -20,7 +20,7 @@ from api.bulk.output import BulkOutput
 from api.bulk.rows import Recipe, Row, Source, count_rows, is_table, read_rows
 from api.bulk.run import Bulk, BulkCounts
 from api.errors import ApiConfigError
-from api.text_client import TextClient
+from api.calls.client import TextClient
 
 EXIT_FAILED, EXIT_NO_ROWS, EXIT_BROKEN_OFF = 1, 3, 130
 

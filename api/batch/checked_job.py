@@ -13,7 +13,7 @@ from rq.exceptions import DeserializationError, NoSuchJobError
 from rq.job import Job
 from rq.utils import import_attribute
 
-RUN = "api.batch_jobs.run_batch"
+RUN = "api.batch.jobs.run_batch"
 
 
 class ForeignJobError(Exception):

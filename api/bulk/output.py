@@ -16,7 +16,7 @@ from typing import IO, Any
 import msgspec
 
 from api.errors import ApiConfigError
-from api.json_text import encode_json
+from api.text.json_text import encode_json
 from broker.wire import new_id
 
 

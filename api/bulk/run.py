@@ -14,9 +14,9 @@ import msgspec
 from api.bulk.output import BulkOutput, OutputLine
 from api.bulk.rows import Row
 from api.errors import ApiError
-from api.patient_calls import Answered, Patience, PatientCall
-from api.schemas import Usage
-from api.text_client import TextClient
+from api.calls.retrying import Answered, Patience, PatientCall
+from api.openai.schemas import Usage
+from api.calls.client import TextClient
 
 HELD_PER_SLOT = 8
 

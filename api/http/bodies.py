@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator
 
 from litestar.exceptions import HTTPException
 
-from api.dependencies import HttpRequest
+from api.http.dependencies import HttpRequest
 from api.errors import ApiError, BadRequestError, ClientGoneError
 
 logger = logging.getLogger(__name__)

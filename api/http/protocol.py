@@ -14,7 +14,7 @@ from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from api.errors import ApiError
-from api.formats import error_body
+from api.openai.formats import error_body
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import uvicorn
 from openai import AsyncOpenAI
 
 from api.app import create_app
-from api.backend import Backend, Fleet
+from api.fleet.backend import Backend, Fleet
 from api.config import ApiConfig
 from api.http.protocol import bounded_protocol
 from broker.scripts import Idempotency, Quota

@@ -12,7 +12,7 @@ from itertools import count
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from api.backend import Fleet
+from api.fleet.backend import Fleet
 from broker.errors import BrokerError
 from broker.registry import DaemonRecord, Load
 from broker.scripts import Accepted, Idempotency, Quota

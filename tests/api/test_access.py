@@ -8,7 +8,7 @@ import httpx
 import pytest
 from openai import AuthenticationError
 
-from api.access import KeyRing, hash_key, load_keys, new_key
+from api.auth import KeyRing, hash_key, load_keys, new_key
 from api.app import create_app
 from api.config import is_loopback
 from api.errors import ApiConfigError, InvalidKeyError

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from api.access import hash_key
-from api.allowance import check_fits, check_rest
+from api.auth import hash_key
+from api.calls.quota import check_fits, check_rest
 from broker.errors import QuotaError
 from broker.scripts import Accepted, Quota
 from broker.wire import Ticket

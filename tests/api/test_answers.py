@@ -8,8 +8,8 @@ from typing import cast
 
 import pytest
 
-from api.answers import AHEAD, Answer, Choice, Chores, Fault
-from api.text import TextStream
+from api.calls.stream import AHEAD, Answer, Choice, Chores, Fault
+from api.text.detokenizer import TextStream
 from broker.scripts import Accepted
 from broker.wire import Cause, Event, Failed, Finished, Tokens, pack_tokens
 from tests.support.wait import PATIENCE_S

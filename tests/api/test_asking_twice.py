@@ -11,7 +11,7 @@ import httpx
 import pytest
 from msgspec import structs
 
-from api.backend import Fleet
+from api.fleet.backend import Fleet
 from broker.errors import ConflictError
 from broker.registry import DaemonRecord
 from broker.scripts import Accepted, Idempotency, Quota, Submission, digest

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from api.chat import ChatTemplate, TemplateError, load_template
+from api.text.chat_template import ChatTemplate, TemplateError, load_template
 
 MESSAGES = [{"role": "user", "content": "a < b"}]
 

@@ -9,7 +9,7 @@ CODE = """
 import resource
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
-from api.descriptors import allow_many_connections
+from api.http.descriptors import allow_many_connections
 limit = allow_many_connections()
 assert limit == resource.getrlimit(resource.RLIMIT_NOFILE)[0], limit
 assert limit == allow_many_connections()

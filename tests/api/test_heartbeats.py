@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 from prometheus_client import CollectorRegistry
 
-from api.backend import Fleet
-from api.fleet_metrics import FleetCollector
-from api.health import Health, take_health
-from api.models import SILENT_S, Catalog
+from api.fleet.backend import Fleet
+from api.fleet.fleet_metrics import FleetCollector
+from api.fleet.health import Health, take_health
+from api.fleet.catalog import SILENT_S, Catalog
 from broker.errors import BrokerUnavailableError
 from broker.registry import DaemonRecord
 from tests.api.conftest import wait_until

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from api.keyed import said_by
-from api.models import NAMESAKES, Catalog
-from api.parsing import parse
-from api.services import CHAT_DECODER, COMPLETION_DECODER
+from api.calls.idempotency import said_by
+from api.fleet.catalog import NAMESAKES, Catalog
+from api.openai.parsing import parse
+from api.http.services import CHAT_DECODER, COMPLETION_DECODER
 from tests.api.fake import IDENTITY, NAME, FakeBackend, card, fleet
 
 CHAT = {"model": NAME, "messages": [{"role": "user", "content": "Hi"}], "logit_bias": {"5": 1, "7": -1}}

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.backend import Fleet
+from api.fleet.backend import Fleet
 from broker.errors import (
     BrokerUnavailableError,
     ConflictError,

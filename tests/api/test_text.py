@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from api.text import TextRules, TextStream, TokenizerText
+from api.text.detokenizer import TextRules, TextStream, TokenizerText
 from broker.errors import WireError
 from tests.api.fake import EOS, encode, tokenizer, tokenizer_files
 from workers.row_text import RowText

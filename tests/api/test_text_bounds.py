@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from api.text import TokenizerText
-from api.text_bounds import bytes_per_token
+from api.text.detokenizer import TokenizerText
+from api.text.token_bounds import bytes_per_token
 from broker.vocabulary import byte_table
 from tests.api.fake import tokenizer, tokenizer_files
 

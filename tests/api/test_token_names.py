@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.answers import ShownToken
-from api.text import TextRules, TokenizerText
-from api.token_names import TokenName, TokenNames
+from api.calls.stream import ShownToken
+from api.text.detokenizer import TextRules, TokenizerText
+from api.text.token_names import TokenName, TokenNames
 from tests.api.fake import encode, tokenizer_files
 from tests.api.test_text import word_pieces
 

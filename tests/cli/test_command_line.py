@@ -13,7 +13,7 @@ import click
 import click.testing
 import pytest
 
-from api.access import load_keys
+from api.auth import load_keys
 from console.awake import keep_awake
 from console.keys import run_key
 from mtplx import cli

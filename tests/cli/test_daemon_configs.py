@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from api.batch_worker import BatchWorkerConfig
+from api.batch.worker import BatchWorkerConfig
 from api.config import ApiConfig
 from broker import embedded
 from broker.former import FormerConfig

@@ -16,8 +16,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from api.batch_queue import connect_blocking
-from api.batch_worker import BatchWorkerConfig, run_batch_worker
+from api.batch.queue import connect_blocking
+from api.batch.worker import BatchWorkerConfig, run_batch_worker
 from broker import embedded
 from broker.embedded import Layout, Runtime
 from broker.errors import BrokerConfigError

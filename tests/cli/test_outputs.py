@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from api.access import load_keys
+from api.auth import load_keys
 from console.forge_cli import forge
 from console.keys import run_key
 from console.offline_cli import batch, run

@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 from openai import OpenAI
 
-from api.text_client import TextClient
+from api.calls.client import TextClient
 from broker.client import Client
 from tests.support.stack import Stack
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from openai import AuthenticationError, NotFoundError, OpenAI
 
-from api.access import hash_key
+from api.auth import hash_key
 from tests.offline.batch_files import jsonl, line, submit, wait_for
 from tests.support.stack import Stack
 

@@ -10,10 +10,10 @@ from typing import cast
 import pytest
 import pytest_asyncio
 
-from api.batch_progress import Tools
-from api.batch_runner import BatchRunner, RunnerLimits
-from api.file_store import FileStore, content_path
-from api.text_client import TextClient
+from api.batch.progress import Tools
+from api.batch.runner import BatchRunner, RunnerLimits
+from api.batch.file_store import FileStore, content_path
+from api.calls.client import TextClient
 from broker.batches import BatchDesk, BatchRecord
 from tests.offline.batch_files import jsonl, line
 from tests.offline.test_batch_lease import BATCH, FIELDS, Calls

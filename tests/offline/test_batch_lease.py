@@ -13,14 +13,14 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from api.batch_lease import BatchLease, LeaseLostError
-from api.batch_lines import LineRules
-from api.batch_parts import Parts, Tally
-from api.batch_progress import Progress, Tools
-from api.batch_runner import BatchRunner, RunnerLimits
+from api.batch.lease import BatchLease, LeaseLostError
+from api.batch.lines import LineRules
+from api.batch.parts import Parts, Tally
+from api.batch.progress import Progress, Tools
+from api.batch.runner import BatchRunner, RunnerLimits
 from api.errors import ApiError
-from api.file_store import FileStore, content_path
-from api.text_client import TextClient
+from api.batch.file_store import FileStore, content_path
+from api.calls.client import TextClient
 from broker import keys
 from broker.batches import BatchDesk, BatchRecord
 from broker.errors import BrokerConfigError, BrokerUnavailableError

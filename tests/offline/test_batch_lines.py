@@ -7,7 +7,7 @@ import io
 
 import pytest
 
-from api.batch_lines import ERRORS_KEPT, LineError, LineRules, check_file, parse_line
+from api.batch.lines import ERRORS_KEPT, LineError, LineRules, check_file, parse_line
 from api.bulk.lines import RawLine, read_lines
 from tests.offline.batch_files import jsonl, line
 

@@ -10,7 +10,7 @@ from openai import OpenAI
 from openai.types import Batch
 from rq import worker_registration
 
-from api.batch_queue import QUEUE
+from api.batch.queue import QUEUE
 from broker import keys
 from broker.batches import NO_BATCH_WORKER
 from console.batch import describe

@@ -9,8 +9,8 @@ from typing import IO, Any, cast
 
 import pytest
 
-from api.file_store import COPY_BYTES, FileStore
-from api.files import ContentResponse
+from api.batch.file_store import COPY_BYTES, FileStore
+from api.http.files import ContentResponse
 from broker.batches import FileRecord
 
 PIECES = 32

@@ -25,8 +25,8 @@ from rq.serializers import JSONSerializer
 from rq.webhook import Webhook
 
 from api.batch.checked_job import RUN, CheckedJob
-from api.batch_queue import QUEUE, BatchQueue, connect_blocking
-from api.batch_worker import BatchWorkerConfig, run_batch_worker
+from api.batch.queue import QUEUE, BatchQueue, connect_blocking
+from api.batch.worker import BatchWorkerConfig, run_batch_worker
 from broker import keys
 from tests.support.redis_servers import ChildServer, child_server
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.text_client import Terms, TextClient
+from api.calls.client import Terms, TextClient
 from broker import keys
 from broker.client import Client
 from tests.offline.test_text_client import text_of

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 from openai import OpenAI
 
-from api.text_client import TextClient
+from api.calls.client import TextClient
 from broker import keys
 from broker.client import Client
 from broker.scripts import Registration

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from api.errors import BadRequestError, ModelNotFoundError
-from api.schemas import Chat, Completion
-from api.text_client import Terms, TextClient
+from api.openai.schemas import Chat, Completion
+from api.calls.client import Terms, TextClient
 from broker.client import Client
 from broker.errors import QueueFullError, UnknownRequestError
 from broker.scripts import Bounds
@@ -112,7 +112,7 @@ async def test_wrong_field_is_refused_by_name(text: TextClient) -> None:
 
 
 def test_text_client_needs_no_web_framework_and_no_mlx() -> None:
-    program = "import sys, api.text_client; print({'litestar', 'uvicorn', 'mlx', 'rq'} & set(sys.modules))"
+    program = "import sys, api.calls.client; print({'litestar', 'uvicorn', 'mlx', 'rq'} & set(sys.modules))"
 
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 

@@ -19,9 +19,9 @@ from redis.asyncio import Redis
 from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
 
-from api.batch_queue import BatchQueue, connect_blocking
-from api.batch_worker import ORPHAN_S, BatchWorkerConfig, run_batch_worker, tidy_up
-from api.file_store import FileStore, content_path
+from api.batch.queue import BatchQueue, connect_blocking
+from api.batch.worker import ORPHAN_S, BatchWorkerConfig, run_batch_worker, tidy_up
+from api.batch.file_store import FileStore, content_path
 from broker import keys
 from broker.batches import BatchDesk, FileRecord
 from tests.support.redis_servers import ChildServer, child_server
@@ -141,7 +141,7 @@ async def test_job_is_json_that_rqs_own_tools_read(server: ChildServer, queue: B
         timeout=60,
     )
 
-    assert json.loads(zlib.decompress(raw)) == ["api.batch_jobs.run_batch", None, ["batch-1"], {}]
+    assert json.loads(zlib.decompress(raw)) == ["api.batch.jobs.run_batch", None, ["batch-1"], {}]
     assert "mtplx-batches 1" in said.stdout
 
 
@@ -154,7 +154,7 @@ def test_job_of_a_batch_that_is_gone_ends_by_itself(server: ChildServer, queue: 
 
 
 def test_batch_worker_imports_neither_mlx_nor_the_web_framework() -> None:
-    program = "import sys, api.batch_worker; print({'litestar', 'uvicorn', 'mlx'} & set(sys.modules))"
+    program = "import sys, api.batch.worker; print({'litestar', 'uvicorn', 'mlx'} & set(sys.modules))"
 
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.access import hash_key, new_key
+from api.auth import hash_key, new_key
 from mtplx_core.engine import Row
 from mtplx_core.scripted import scripted_completion
 from tests.support.scripted import SCRIPT

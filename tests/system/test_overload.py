@@ -13,7 +13,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from api.models import estimated_wait_s
+from api.fleet.catalog import estimated_wait_s
 from broker import keys
 from broker.client import Client
 from broker.waits import lane_name
