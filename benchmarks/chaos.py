@@ -22,7 +22,7 @@ from benchmarks.mayhem.proxy import Proxy
 from benchmarks.mayhem.traffic import ANSWER_S, POISON, RETENTION_S, Town, Traffic
 from benchmarks.ratios import report
 from broker import keys
-from broker.client import Client
+from broker.client.client import Client
 from broker.wire import TERMINAL
 from tests.support.stack import Stack, answers, connection
 

@@ -17,8 +17,8 @@ from redis.asyncio import Redis
 
 from benchmarks.ratios import report
 from broker import keys
-from broker.connection import connect
-from broker.former import Former, FormerConfig
+from broker.connection.connect import connect
+from broker.former.daemon import Former, FormerConfig
 from broker.scripts import Bounds, Registration, Scripts, Submission, accept_call, source
 from broker.wire import Lane, Request, Ticket, encode, new_id, pack_tokens, seed_of
 from tests.support.stack import answers, redis_process, wait_until

@@ -13,7 +13,7 @@ import msgspec
 from redis.asyncio import Redis
 
 from broker import keys
-from broker.connection import translated
+from broker.connection.connect import translated
 from broker.scripts import source
 
 BatchStatus = Literal[

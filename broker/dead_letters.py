@@ -13,7 +13,7 @@ from msgspec import structs
 from redis.asyncio import Redis
 
 from broker import keys
-from broker.connection import translated
+from broker.connection.connect import translated
 from broker.errors import UnknownRequestError, WireError
 from broker.scripts import DEFAULT_BOUNDS, Scripts, Submission
 from broker.wire import Request, Ticket, decode_request, decode_ticket, new_id

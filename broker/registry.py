@@ -9,7 +9,7 @@ from typing import Any, cast
 from redis.asyncio import Redis
 
 from broker import keys
-from broker.connection import translated
+from broker.connection.connect import translated
 from broker.errors import WireError
 from broker.wire import Lane, ModelCard, decode_card, decode_lane
 

@@ -13,7 +13,7 @@ from msgspec import structs
 from redis.asyncio import Redis
 
 from broker import keys
-from broker.connection import translated
+from broker.connection.connect import translated
 from broker.errors import ConflictError, QueueFullError, QuotaError
 from broker.wire import Cause, Failed, Finished, Request, Seat, Status, Ticket, encode, encode_events, seed_of
 

@@ -17,7 +17,7 @@ from settings import Settings, options
 if TYPE_CHECKING:
     from api.batch.worker import BatchWorkerConfig
     from api.config import ApiConfig
-    from broker.former import FormerConfig
+    from broker.former.daemon import FormerConfig
     from workers.config import ScriptConfig, WorkerConfig
 
 
@@ -39,8 +39,8 @@ def batch_worker_config(settings: Settings) -> BatchWorkerConfig:
 
 def former_config(settings: Settings) -> FormerConfig:
     """Raises: ConfigError."""
-    from broker.former import FormerConfig
-    from broker.policy import PolicyConfig
+    from broker.former.daemon import FormerConfig
+    from broker.former.policy import PolicyConfig
 
     policy = PolicyConfig(**_shared_fields(PolicyConfig, settings))
     return FormerConfig(redis_url=redis_url_of(settings), policy=policy, **_shared_fields(FormerConfig, settings))

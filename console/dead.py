@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from broker.dead_letters import DeadLetter, DeadLetters
-from broker.entrance import opened
+from broker.connection.entrance import opened
 from broker.errors import WireError
 from broker.wire import unpack_tokens
 

@@ -13,8 +13,8 @@ from redis.exceptions import ResponseError
 
 from broker import keys
 from broker.batches import NO_BATCH_WORKER, BatchDesk, BatchRecord
-from broker.connection import translated, without_password
-from broker.entrance import opened
+from broker.connection.connect import translated, without_password
+from broker.connection.entrance import opened
 from broker.registry import DaemonRecord, Load, Registry
 from console.persistence import Persistence, judge_persistence
 

@@ -17,8 +17,8 @@ from dataclasses import replace
 
 import click
 
-from broker import embedded
-from broker.entrance import enter
+from broker.embedded import server as embedded
+from broker.connection.entrance import enter
 from console.options import ConfigError
 from console.web import open_url
 from console.whereabouts import api_url_of, layout_of

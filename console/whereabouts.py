@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from broker.embedded import Layout, default_data_dir, find_runtime
+from broker.embedded.server import Layout, default_data_dir, find_runtime
 from console.options import ConfigError
 from settings import Settings
 

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from broker import keys
-from broker.connection import translated
+from broker.connection.connect import translated
 
 PATIENCE_S = 5.0
 

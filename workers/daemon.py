@@ -18,10 +18,10 @@ from typing import Any
 from redis.asyncio import Redis
 
 from broker import tasks
-from broker.connection import answered_within, connect
-from broker.entrance import check_server, enter
+from broker.connection.connect import answered_within, connect
+from broker.connection.entrance import check_server, enter
 from broker.scripts import Scripts
-from broker.silence import SILENT_S
+from broker.outage import SILENT_S
 from broker.wire import new_id
 from mtplx_core.blas import load_blas
 from mtplx_core.engine import SchedulerMode, StepResult
@@ -296,7 +296,7 @@ class Worker:
 async def run_worker(config: WorkerConfig) -> None:
     """Run one worker until SIGTERM or SIGINT; the second signal hands running rows back at once.
 
-    Raises: see `Worker.run` and `broker.entrance.enter`.
+    Raises: see `Worker.run` and `broker.connection.entrance.enter`.
     """
     if not await enter(config.redis_url, who="the worker"):
         return

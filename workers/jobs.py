@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, cast
 from redis.asyncio import Redis
 
 from broker import keys
-from broker.connection import translated
+from broker.connection.connect import translated
 from broker.errors import WireError
 from broker.scripts import RowFinish, Scripts
-from broker.vocabulary import ByteTable
+from broker.text.token_bytes import ByteTable
 from broker.wire import (
     WIRE_VERSION,
     Cause,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from broker.errors import WireError
-from broker.vocabulary import ByteTable, byte_table
+from broker.text.token_bytes import ByteTable, byte_table
 from broker.wire import WIRE_VERSION, Lane, ModelCard, SamplingDefaults
 from mtplx_core.engine import Engine, Geometry, SchedulerMode
 from mtplx_core.models.generation_config import read_generation_config

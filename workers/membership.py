@@ -18,9 +18,9 @@ from typing import Any
 from redis.asyncio import Redis
 
 from broker import keys, tasks
-from broker.connection import translated
+from broker.connection.connect import translated
 from broker.errors import WireError
-from broker.rows import RunningRows
+from broker.former.running_rows import RunningRows
 from broker.scripts import Registration, Scripts
 from broker.wire import WIRE_VERSION, Lane, ModelCard, Seat, encode
 from workers.jobs import parse_seats

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from broker.stops import StopMatcher
-from broker.vocabulary import ByteTable, text_of
+from broker.text.stop_strings import StopMatcher
+from broker.text.token_bytes import ByteTable, text_of
 
 UNKNOWN_END = -1
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from broker.vocabulary import byte_level_alphabet
+from broker.text.token_bytes import byte_level_alphabet
 from mtplx_core.engine import Engine, Geometry, Row
 from mtplx_core.scripted import Fault, Script, ScriptedEngine, sleeping_pace
 from workers.config import ScriptConfig

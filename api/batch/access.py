@@ -12,7 +12,7 @@ from api.errors import ApiError, BadRequestError
 from api.batch.file_store import FileStore
 from api.calls.prepare import Payer
 from broker.batches import BatchDesk, BatchRecord, FileRecord, Guard
-from broker.connection import connect
+from broker.connection.connect import connect
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from api.batch.runner import BatchRunner, RunEnd, RunnerLimits
 from api.batch.file_store import FileStore
 from api.calls.client import TextClient
 from broker.batches import BatchDesk
-from broker.client import Client
+from broker.client.client import Client
 from broker.errors import BrokerUnavailableError
 from broker.wire import new_id
 

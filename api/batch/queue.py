@@ -9,7 +9,7 @@ from rq.job import JobStatus
 from rq.serializers import JSONSerializer
 
 from api.batch.checked_job import RUN, CheckedJob
-from broker.connection import COMMAND_TIMEOUT_S, CONNECT_TIMEOUT_S, reading_url, translated, try_options
+from broker.connection.connect import COMMAND_TIMEOUT_S, CONNECT_TIMEOUT_S, reading_url, translated, try_options
 
 QUEUE = "mtplx-batches"
 RETRIES = 1000

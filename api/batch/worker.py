@@ -31,8 +31,8 @@ from api.batch.runner import RunnerLimits
 from api.openai.batch_schemas import BatchError, window_s
 from api.batch.file_store import FileStore, content_path
 from broker.batches import BatchDesk, BatchRecord
-from broker.connection import connect, translated
-from broker.entrance import enter
+from broker.connection.connect import connect, translated
+from broker.connection.entrance import enter
 from broker.errors import BrokerUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ def run_batch_worker(config: BatchWorkerConfig, *, is_burst: bool = False) -> No
 
     Raises:
         ApiConfigError: the place for files is none.
-        BrokerConfigError: see `broker.entrance.enter`.
+        BrokerConfigError: see `broker.connection.entrance.enter`.
     """
     store = FileStore(config.files_url)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -21,7 +21,7 @@ from api.calls.prepare import Job, Work
 from api.openai.schemas import Chat, Completion, Usage
 from api.text.detokenizer import TextRules
 from broker.errors import WireError
-from broker.handle import Handle
+from broker.client.handle import Handle
 from broker.wire import Cause, Request, Ticket
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions"]

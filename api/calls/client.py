@@ -25,10 +25,10 @@ from api.fleet.catalog import Catalog
 from api.openai.parsing import parse
 from api.openai.schemas import ChatRequest, CompletionRequest
 from api.calls.call import Endpoint, Reading, TextCall, decode_note, note_of, reading_of
-from broker.client import Client
+from broker.client.client import Client
 from broker.errors import UnknownRequestError
-from broker.handle import Handle
-from broker.notes import read_note, write_note
+from broker.client.handle import Handle
+from broker.client.notes import read_note, write_note
 from broker.wire import Priority
 
 DAY_S = 24 * 3600.0

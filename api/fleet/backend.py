@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from broker.client import Client
+from broker.client.client import Client
 from broker.registry import DaemonRecord, Load
 from broker.scripts import Accepted, Idempotency, Quota
 from broker.wire import Cause, Event, ModelCard, Request, Ticket
@@ -47,7 +47,7 @@ class Fleet:
 
 
 class Handle(Protocol):
-    """One accepted request; see `broker.client.Handle`."""
+    """One accepted request; see `broker.client.client.Handle`."""
 
     @property
     def accepted(self) -> Accepted: ...

@@ -18,7 +18,7 @@ from broker import tasks
 from broker.errors import BrokerError, BrokerUnavailableError
 from broker.liveness import Watcher
 from broker.registry import DaemonRecord
-from broker.waits import lane_name
+from broker.former.wait_estimates import lane_name
 from broker.wire import ModelCard, Priority
 
 logger = logging.getLogger(__name__)

@@ -20,8 +20,8 @@ from tokenizers.decoders import DecodeStream
 from api.text.control_tokens import ControlTokens, GuardedTokenizer
 from api.text.token_bounds import bytes_per_token
 from broker.errors import WireError
-from broker.stops import StopMatcher
-from broker.vocabulary import ByteTable, byte_table, text_of
+from broker.text.stop_strings import StopMatcher
+from broker.text.token_bytes import ByteTable, byte_table, text_of
 
 
 @dataclass(frozen=True, slots=True)

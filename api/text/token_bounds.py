@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import msgspec
 
-from broker.vocabulary import ByteTable
+from broker.text.token_bytes import ByteTable
 
 _GROWTH = {"NFC": 4}
 """How many times shorter each kind of normalizer can make a text; Unicode's worst for NFC is seven bytes that become

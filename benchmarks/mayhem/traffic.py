@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from benchmarks.mayhem.ledger import Ledger
-from broker.client import Client
+from broker.client.client import Client
 from broker.errors import BrokerError, RefusedError
 from broker.wire import Failed, Finished
 from tests.support.scripted import ask, hear

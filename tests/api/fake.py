@@ -16,8 +16,8 @@ from api.fleet.backend import Fleet
 from broker.errors import BrokerError
 from broker.registry import DaemonRecord, Load
 from broker.scripts import Accepted, Idempotency, Quota
-from broker.stops import StopMatcher
-from broker.vocabulary import byte_table, text_of
+from broker.text.stop_strings import StopMatcher
+from broker.text.token_bytes import byte_table, text_of
 from broker.wire import (
     Cause,
     Event,

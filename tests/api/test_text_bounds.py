@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from api.text.detokenizer import TokenizerText
 from api.text.token_bounds import bytes_per_token
-from broker.vocabulary import byte_table
+from broker.text.token_bytes import byte_table
 from tests.api.fake import tokenizer, tokenizer_files
 
 LONGEST = len("<|endoftext|>")

@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from broker import keys
-from broker.former import Former, FormerConfig
+from broker.former.daemon import Former, FormerConfig
 from broker.registry import Registry
 from broker.scripts import Scripts
 from tests.support.clock import FakeClock

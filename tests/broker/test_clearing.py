@@ -8,9 +8,9 @@ import pytest
 from redis.asyncio import Redis
 
 from broker import keys
-from broker.clearing import SWEEP_MAX
-from broker.former import Former
-from broker.row_limits import REMEMBER_S, SETTLE_S
+from broker.former.clearing import SWEEP_MAX
+from broker.former.daemon import Former
+from broker.former.row_limits import REMEMBER_S, SETTLE_S
 from broker.scripts import DEFAULT_BOUNDS, Scripts
 from broker.wire import Failed, Finished
 from tests.support import factories as make

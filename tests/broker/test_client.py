@@ -9,10 +9,10 @@ import pytest
 from redis.asyncio import Redis
 
 from broker import keys
-from broker.client import Client
+from broker.client.client import Client
 from broker.errors import BrokerUnavailableError, QueueFullError
-from broker.handle import GIVE_UP_S, OVERDUE_S, Handle, tokens_of
-from broker.replies import Inbox
+from broker.client.handle import GIVE_UP_S, OVERDUE_S, Handle, tokens_of
+from broker.client.replies import Inbox
 from broker.scripts import DEFAULT_BOUNDS, Accepted, Bounds, Idempotency, RowCommit, RowFinish, Scripts
 from broker.wire import Event, Failed, Finished, Seat, Tokens, encode_events, pack_tokens
 from tests.broker.conftest import ChildServers

@@ -10,7 +10,7 @@ import pytest
 from redis._parsers.base import BaseParser
 from redis.exceptions import ConnectionError, OutOfMemoryError, ResponseError
 
-from broker.connection import answered_within, connect, translated
+from broker.connection.connect import answered_within, connect, translated
 from broker.errors import BrokerConfigError, BrokerDeniedError, BrokerUnavailableError
 
 

@@ -11,8 +11,8 @@ import pytest
 from redis.asyncio import Redis
 
 from broker import keys
-from broker.client import Client
-from broker.connection import translated
+from broker.client.client import Client
+from broker.connection.connect import translated
 from broker.errors import BrokerUnavailableError
 from broker.registry import Registry
 from broker.scripts import Scripts

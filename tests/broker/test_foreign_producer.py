@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from broker import keys
-from broker.former import Former, FormerConfig
+from broker.former.daemon import Former, FormerConfig
 from broker.scripts import Scripts
 from broker.wire import Request, Seat, decode_request, pack_tokens
 from tests.broker.conftest import ChildServers

@@ -9,9 +9,9 @@ from redis.asyncio import Redis
 
 from broker import keys
 from broker.errors import BrokerConfigError
-from broker.former import Former, FormerConfig
-from broker.line import PAGE
-from broker.policy import PolicyConfig
+from broker.former.daemon import Former, FormerConfig
+from broker.former.waiting import PAGE
+from broker.former.policy import PolicyConfig
 from broker.registry import Registry
 from broker.scripts import DEFAULT_BOUNDS, Scripts
 from broker.wire import Failed, Finished, Seat

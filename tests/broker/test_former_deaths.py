@@ -8,7 +8,7 @@ from typing import Any, cast
 from redis.asyncio import Redis
 
 from broker import keys
-from broker.former import Former
+from broker.former.daemon import Former
 from broker.registry import Registry
 from broker.scripts import RowCommit, Scripts
 from broker.wire import Seat, pack_tokens

@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 
 from broker import keys
 from broker.errors import BrokerUnavailableError
-from broker.former import Former, FormerConfig
+from broker.former.daemon import Former, FormerConfig
 from broker.registry import Registry
 from broker.scripts import DEFAULT_BOUNDS, Scripts
 from tests.support import factories as make
@@ -168,7 +168,7 @@ async def test_former_reads_anew_what_waits_when_redis_came_back_as_another(dura
 
 async def test_former_process_ends_when_it_is_told_to(durable_server: ChildServer) -> None:
     client = durable_server.client()
-    code = f"import asyncio; from broker.former import *; asyncio.run(run_former(FormerConfig({durable_server.url!r})))"
+    code = f"import asyncio; from broker.former.daemon import *; asyncio.run(run_former(FormerConfig({durable_server.url!r})))"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, cwd=os.getcwd())
     await wait_until(lambda: has_former(client), "the former is registered")
 
@@ -217,7 +217,7 @@ async def test_former_tries_again_well_within_a_lease(
         return timeout(0.0)
 
     monkeypatch.setattr(former, "step", away)
-    monkeypatch.setattr("broker.former.asyncio.timeout", note)
+    monkeypatch.setattr("broker.former.daemon.asyncio.timeout", note)
     await former.run()
 
     assert len(limits) == 3

@@ -9,7 +9,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ReadOnlyError, ResponseError
 
-from broker.client import Client
+from broker.client.client import Client
 from broker.errors import BrokerConfigError, BrokerUnavailableError
 from broker.registry import Registry
 from broker.scripts import Scripts
@@ -49,7 +49,7 @@ class Beats:
 @pytest.fixture
 async def listener(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
     """A process at fakeredis, whose heartbeats follow each other without a pause."""
-    monkeypatch.setattr("broker.client.IDLE_BEAT_S", 0.0)
+    monkeypatch.setattr("broker.client.client.IDLE_BEAT_S", 0.0)
     server = InProcessServer()
     listener = await Client.over(server.client(), server.client(blocking=True))
     yield listener
@@ -122,8 +122,8 @@ async def test_heartbeat_gives_a_dead_connection_up_and_is_heard_over_another(
     assert isinstance(child, ChildServer)
     child.flush()
     client = child.client()
-    monkeypatch.setattr("broker.connection.COMMAND_TIMEOUT_S", 3600.0)
-    monkeypatch.setattr("broker.client.BEAT_WITHIN_S", 0.1)
+    monkeypatch.setattr("broker.connection.connect.COMMAND_TIMEOUT_S", 3600.0)
+    monkeypatch.setattr("broker.client.client.BEAT_WITHIN_S", 0.1)
     async with relayed(child) as relay:
         listener = await Client.over(relay.client(), child.client(blocking=True))
         relay.lose_connections()

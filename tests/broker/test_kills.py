@@ -9,9 +9,9 @@ import asyncio
 from typing import Any, cast
 
 from broker import keys
-from broker.client import Client
-from broker.connection import connect
-from broker.outcomes import wait
+from broker.client.client import Client
+from broker.connection.connect import connect
+from broker.client.results import wait
 from broker.scripts import RowCommit, RowFinish, Scripts
 from broker.wire import Finished, Seat, pack_tokens
 from tests.broker.conftest import ChildServers

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from broker import keys
-from broker.former import Former, FormerConfig
-from broker.policy import PolicyConfig
+from broker.former.daemon import Former, FormerConfig
+from broker.former.policy import PolicyConfig
 from broker.scripts import DEFAULT_BOUNDS, Refusal, RowCommit, RowFinish, Scripts
 from broker.wire import TERMINAL, Cause, Finished, Seat, pack_tokens
 from tests.support import factories as make

@@ -9,7 +9,7 @@ import pytest
 from redis.asyncio import Redis
 
 from broker import keys
-from broker.line import RELOAD_S, Line
+from broker.former.waiting import RELOAD_S, Line
 from broker.scripts import DEFAULT_BOUNDS, Scripts
 from broker.wire import encode
 from tests.support import factories as make

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.policy import Plan, PolicyConfig, plan
-from broker.rooms import Waiting, WorkerView
+from broker.former.policy import Plan, PolicyConfig, plan
+from broker.former.capacity import Waiting, WorkerView
 from broker.wire import Priority
 from tests.support import factories as make
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from redis.asyncio import Redis
 
-from broker.connection import connect
+from broker.connection.connect import connect
 from tests.broker.conftest import ChildServers
 
 PLACES = 2

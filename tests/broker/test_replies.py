@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.replies import Inbox
+from broker.client.replies import Inbox
 from broker.wire import Progress
 
 

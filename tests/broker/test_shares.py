@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.shares import Shares
+from broker.former.fair_share import Shares
 
 
 def test_shares_let_the_key_with_less_go_first() -> None:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from broker.errors import BrokerUnavailableError
-from broker.silence import LATE_TICKS, TICK_S, SilenceWatch
+from broker.outage import LATE_TICKS, TICK_S, SilenceWatch
 
 
 def ask_in_vain(watch: SilenceWatch, seconds: float) -> None:

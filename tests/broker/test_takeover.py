@@ -5,7 +5,7 @@ from __future__ import annotations
 from redis.asyncio import Redis
 
 from broker import keys
-from broker.former import Former
+from broker.former.daemon import Former
 from broker.scripts import DEFAULT_BOUNDS, Registration, Scripts
 from broker.wire import Finished
 from tests.support import factories as make

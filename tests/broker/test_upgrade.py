@@ -8,7 +8,7 @@ import pytest
 from redis.asyncio import Redis
 
 from broker import keys
-from broker.former import Former, FormerConfig
+from broker.former.daemon import Former, FormerConfig
 from broker.scripts import DEFAULT_BOUNDS, Scripts
 from broker.wire import WIRE_VERSION
 from tests.support import factories as make

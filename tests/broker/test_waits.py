@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from broker.rooms import Waiting
-from broker.waits import Waits, lane_name
+from broker.former.capacity import Waiting
+from broker.former.wait_estimates import Waits, lane_name
 from broker.wire import Priority
 from tests.support import factories as make
 

@@ -12,7 +12,7 @@ import pytest
 from redis.asyncio import Redis
 
 from broker import keys
-from broker.line import PAGES, Line
+from broker.former.waiting import PAGES, Line
 from broker.wire import Ticket, encode
 from tests.support import factories as make
 from tests.support.clock import FakeClock

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.stops import StopMatcher
+from broker.text.stop_strings import StopMatcher
 
 ALPHABETS = (b"ab", b"abc", "é€😀a".encode())
 

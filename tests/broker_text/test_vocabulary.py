@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from broker.errors import WireError
-from broker.vocabulary import ByteTable, byte_level_alphabet, byte_table, text_of
+from broker.text.token_bytes import ByteTable, byte_level_alphabet, byte_table, text_of
 
 CORPUS = ["The quick brown fox", "jumps über den Zaun", "漢字 and 😀 emoji", "1234 lines\n\tof text"]
 

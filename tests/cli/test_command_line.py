@@ -104,7 +104,7 @@ def test_every_option_is_a_flag_of_some_command() -> None:
     "rooms",
     [
         pytest.param("mtplx", id="command line"),
-        pytest.param("console.daemons, broker.former", id="former"),
+        pytest.param("console.daemons, broker.former.daemon", id="former"),
         pytest.param("console.daemons, api.serve, api.app", id="api"),
         pytest.param("console.up, console.status, console.doctor, console.fetch", id="console"),
     ],

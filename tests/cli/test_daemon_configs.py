@@ -11,9 +11,9 @@ import pytest
 
 from api.batch.worker import BatchWorkerConfig
 from api.config import ApiConfig
-from broker import embedded
-from broker.former import FormerConfig
-from broker.policy import PolicyConfig
+from broker.embedded import server as embedded
+from broker.former.daemon import FormerConfig
+from broker.former.policy import PolicyConfig
 from console.daemons import api_config, former_config, worker_config
 from mtplx_core.engine import Profile, SchedulerMode
 from settings import ConfigError, Settings, options

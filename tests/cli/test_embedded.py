@@ -18,8 +18,8 @@ from redis.retry import Retry
 
 from api.batch.queue import connect_blocking
 from api.batch.worker import BatchWorkerConfig, run_batch_worker
-from broker import embedded
-from broker.embedded import Layout, Runtime
+from broker.embedded import server as embedded
+from broker.embedded.server import Layout, Runtime
 from broker.errors import BrokerConfigError
 from tests.cli.processes import are_gone, children_of
 from tests.support.stack import wait_until

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from broker import keys
-from broker.rights import acl_rules
+from broker.connection.rights import acl_rules
 from tests.cli.processes import clean_environ
 from tests.support.stack import answers, connection, free_port, wait_until
 

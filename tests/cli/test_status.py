@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console, RenderableType
 
-from broker.connection import without_password
+from broker.connection.connect import without_password
 from console.overview import lanes_of
 from console.status import Rates, Speed, render
 from tests.cli.overviews import LANE, overview, queue, server, worker

@@ -15,8 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from broker import guard
-from broker.embedded import default_data_dir
+from broker.embedded import guard
+from broker.embedded.server import default_data_dir
 from tests.cli.processes import clean_environ
 from tests.support.stack import free_port, wait_until
 

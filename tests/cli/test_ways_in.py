@@ -14,10 +14,10 @@ import click
 import pytest
 
 import mtplx
-from broker.connection import connect
+from broker.connection.connect import connect
 from broker.errors import BrokerUnavailableError
-from broker.former import Former, FormerConfig
-from broker.rights import acl_rules, missing_rights
+from broker.former.daemon import Former, FormerConfig
+from broker.connection.rights import acl_rules, missing_rights
 from supervisor import EXIT_CONFIG
 from tests.support.redis_servers import ChildServer, child_server
 from tests.support.stack import connection, free_port

@@ -9,7 +9,7 @@ import pytest_asyncio
 from openai import OpenAI
 
 from api.calls.client import TextClient
-from broker.client import Client
+from broker.client.client import Client
 from tests.support.stack import Stack
 
 WORKER = ("--engine", "scripted", "--script-step-s", "0.002", "--lease-s", "2")

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from broker import keys
-from broker.client import Client
+from broker.client.client import Client
 from tests.support.scripted import Ask, ask, hear
 from tests.support.stack import Stack
 from tests.support.wait import wait_until

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from broker import outcomes
-from broker.client import Client
+from broker.client import results as outcomes
+from broker.client.client import Client
 from broker.errors import ConflictError, UnknownRequestError
 from broker.scripts import Idempotency
-from broker.sync_client import SyncClient
+from broker.client.sync import SyncClient
 from broker.wire import Finished, Tokens
 from tests.support.scripted import ask
 from tests.support.stack import Stack

@@ -12,7 +12,7 @@ import pytest
 
 from api.calls.client import Terms, TextClient
 from broker import keys
-from broker.client import Client
+from broker.client.client import Client
 from tests.offline.test_text_client import text_of
 from tests.support.scripted import ask
 from tests.support.stack import Stack

@@ -17,7 +17,7 @@ from openai import OpenAI
 
 from api.calls.client import TextClient
 from broker import keys
-from broker.client import Client
+from broker.client.client import Client
 from broker.scripts import Registration
 from broker.wire import ModelCard, Request, Sampling, SamplingDefaults, Ticket, decode_request, encode, pack_tokens
 from supervisor import mtplx_command

@@ -10,7 +10,7 @@ import pytest
 from api.errors import BadRequestError, ModelNotFoundError
 from api.openai.schemas import Chat, Completion
 from api.calls.client import Terms, TextClient
-from broker.client import Client
+from broker.client.client import Client
 from broker.errors import QueueFullError, UnknownRequestError
 from broker.scripts import Bounds
 from tests.support.scripted import ask

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.rooms import Waiting, WorkerView
+from broker.former.capacity import Waiting, WorkerView
 from broker.scripts import DEFAULT_BOUNDS, Registration, Submission
 from broker.wire import Lane, Priority, Request, Ticket, encode, pack_tokens, seed_of
 

@@ -22,7 +22,7 @@ import redis
 from fakeredis import FakeAsyncRedis, FakeServer
 from redis.asyncio import Redis
 
-from broker.connection import connect
+from broker.connection.connect import connect
 
 ServerName = Literal["fakeredis", "valkey", "redis"]
 SERVER_NAMES: tuple[ServerName, ...] = ("fakeredis", "valkey", "redis")

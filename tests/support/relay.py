@@ -11,7 +11,7 @@ from pathlib import Path
 
 from redis.asyncio import Redis
 
-from broker.connection import connect
+from broker.connection.connect import connect
 from tests.support.redis_servers import ChildServer
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from broker.handle import Handle, tokens_of
+from broker.client.handle import Handle, tokens_of
 from broker.wire import Failed, Finished, Request, Sampling, Ticket, Tokens, new_id, pack_tokens
 from mtplx_core.engine import Row
 from mtplx_core.scripted import Script, scripted_completion

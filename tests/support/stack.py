@@ -277,7 +277,7 @@ def wait_until(
 
 
 def _embedded_binary() -> str:
-    from broker.embedded import server_binary
+    from broker.embedded.server import server_binary
 
     return str(server_binary())
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from broker import keys
-from broker.client import Client
+from broker.client.client import Client
 from tests.support.stack import Stack
 from tests.support.told import Told, body_of, listen
 from tests.support.wait import PATIENCE_S

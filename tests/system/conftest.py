@@ -8,7 +8,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from broker.client import Client
+from broker.client.client import Client
 from tests.support.stack import Stack
 from tests.system.breaking import Streams, http_of, streams_of
 

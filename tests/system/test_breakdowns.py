@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from broker.client import Client
+from broker.client.client import Client
 from supervisor import EXIT_CONFIG
 from tests.support.stack import Stack, answers, connection, wait_until
 from tests.support.told import expected

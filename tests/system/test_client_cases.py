@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from broker import keys
-from broker.client import Client
+from broker.client.client import Client
 from broker.wire import Finished, Progress
 from tests.support.scripted import ask, hear
 from tests.support.stack import Stack

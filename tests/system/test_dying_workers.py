@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from broker import keys
-from broker.client import Client
+from broker.client.client import Client
 from tests.support.stack import Stack, wait_until
 from tests.system.breaking import Streams, state_of, until, until_async
 

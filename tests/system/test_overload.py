@@ -15,8 +15,8 @@ import pytest_asyncio
 
 from api.fleet.catalog import estimated_wait_s
 from broker import keys
-from broker.client import Client
-from broker.waits import lane_name
+from broker.client.client import Client
+from broker.former.wait_estimates import lane_name
 from tests.support.scripted import PROFILE
 from tests.support.stack import Stack, connection
 from tests.support.told import body_of, expected

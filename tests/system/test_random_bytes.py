@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from broker import keys
-from broker.client import Client
+from broker.client.client import Client
 from tests.support.scripted import ask, hear
 from tests.support.stack import Stack, connection, wait_until
 from tests.support.wait import PATIENCE_S

@@ -12,7 +12,7 @@ from openai import AsyncOpenAI
 from tokenizers import Tokenizer
 
 from broker import keys
-from broker.client import Client
+from broker.client.client import Client
 from broker.wire import decode_events, unpack_tokens
 from mtplx_core.audit import audit
 from mtplx_core.engine import Sampling

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from broker import keys
-from broker.client import Client
+from broker.client.client import Client
 from broker.wire import unpack_tokens
 from mtplx_core.audit import audit
 from mtplx_core.engine import Sampling

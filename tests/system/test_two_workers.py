@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from broker import keys
-from broker.client import Client
+from broker.client.client import Client
 from broker.wire import Finished
 from tests.support.scripted import Ask, Heard, ask, hear
 from tests.support.stack import Stack, wait_until

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from broker import keys
-from broker.client import Client
+from broker.client.client import Client
 from broker.wire import unpack_tokens
 from harness.families.checkpoints import write_checkpoint
 from harness.families.sizes import CONTEXT, WINDOW

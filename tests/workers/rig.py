@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from broker import keys
 from broker.scripts import DEFAULT_BOUNDS, Scripts, Submission
-from broker.vocabulary import byte_table, text_of
+from broker.text.token_bytes import byte_table, text_of
 from broker.wire import Request, Sampling, Seat, Ticket, pack_tokens, seed_of
 from mtplx_core.engine import Engine, Geometry, Row
 from mtplx_core.scripted import Script, ScriptedEngine, Work, scripted_completion

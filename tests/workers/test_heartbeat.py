@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from broker.errors import BrokerUnavailableError
 from broker.registry import Registry
-from broker.silence import SILENT_S
+from broker.outage import SILENT_S
 from tests.support.redis_servers import ChildServer, Server
 from tests.support.relay import Relay, relayed
 from tests.support.wait import PATIENCE_S
@@ -27,7 +27,7 @@ from workers.membership import Membership, Vitals
 async def relay(valkey: ChildServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Relay]:
     """A way to an empty server, for clients that wait for an answer as good as for ever."""
     valkey.flush()
-    monkeypatch.setattr("broker.connection.COMMAND_TIMEOUT_S", 3600.0)
+    monkeypatch.setattr("broker.connection.connect.COMMAND_TIMEOUT_S", 3600.0)
     monkeypatch.setattr("workers.daemon.SILENT_S", 0.05)
     async with relayed(valkey) as relay:
         yield relay

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.vocabulary import ByteTable
+from broker.text.token_bytes import ByteTable
 from workers.row_text import UNKNOWN_END, Kept, RowText
 
 TABLE: ByteTable = (b"", b"the ", b"quick ", b"br", b"own ", b"fox", b" jumps", b"\xc3", b"\xa9")

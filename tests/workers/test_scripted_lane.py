@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tokenizers import Tokenizer
 
-from broker.vocabulary import byte_table, text_of
+from broker.text.token_bytes import byte_table, text_of
 from mtplx_core.engine import Geometry, Row
 from mtplx_core.scripted import scripted_completion
 from workers.config import ScriptConfig

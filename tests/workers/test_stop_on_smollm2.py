@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.vocabulary import byte_table, text_of
+from broker.text.token_bytes import byte_table, text_of
 from broker.wire import Finished, Request, Sampling, Seat, pack_tokens
 from mtplx_core.depth import FixedDepth
 from mtplx_core.engine import Geometry

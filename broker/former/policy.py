@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from operator import attrgetter
 
-from broker.rooms import Pool, Room, Waiting, WorkerView, open_room
-from broker.shares import Shares
+from broker.former.capacity import Pool, Room, Waiting, WorkerView, open_room
+from broker.former.fair_share import Shares
 
 _by_ordinal = attrgetter("ordinal")
 

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from broker.errors import BrokerUnavailableError
-from broker.replies import Inbox
+from broker.client.replies import Inbox
 from broker.wire import TERMINAL, Cause, Event, Failed, Finished, Logprob, Tokens, unpack_tokens
 
 if TYPE_CHECKING:
-    from broker.client import Client
+    from broker.client.client import Client
     from broker.scripts import Accepted, CancelOutcome
 
 SILENCE_S = 5.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import cast
 
 from broker import keys
-from broker.client import Client
-from broker.connection import translated
+from broker.client.client import Client
+from broker.connection.connect import translated
 
 
 async def write_note(client: Client, call_id: str, note: bytes, *, ttl_ms: int) -> None:

@@ -15,12 +15,12 @@ from typing import cast
 from redis.asyncio import Redis
 
 from broker import keys, tasks
-from broker.connection import CONNECTIONS_MAX, answered_within, connect, translated
-from broker.entrance import check_server
+from broker.connection.connect import CONNECTIONS_MAX, answered_within, connect, translated
+from broker.connection.entrance import check_server
 from broker.errors import BrokerUnavailableError
-from broker.handle import SILENCE_S, Handle, Progression
+from broker.client.handle import SILENCE_S, Handle, Progression
 from broker.registry import Registry
-from broker.replies import Inbox, ReplyHub
+from broker.client.replies import Inbox, ReplyHub
 from broker.scripts import (
     DEFAULT_BOUNDS,
     Accepted,
@@ -32,7 +32,7 @@ from broker.scripts import (
     Scripts,
     Submission,
 )
-from broker.silence import TICK_S, SilenceWatch
+from broker.outage import TICK_S, SilenceWatch
 from broker.wire import (
     WIRE_VERSION,
     Cause,

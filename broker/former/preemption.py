@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from broker.rooms import Waiting, WorkerView
+from broker.former.capacity import Waiting, WorkerView
 from broker.wire import Seat
 
 

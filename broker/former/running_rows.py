@@ -8,11 +8,11 @@ from typing import NamedTuple
 from redis.asyncio import Redis
 
 from broker import keys
-from broker.connection import translated
+from broker.connection.connect import translated
 from broker.registry import DaemonRecord
-from broker.rooms import WorkerView
+from broker.former.capacity import WorkerView
 from broker.wire import Seat
-from broker.yielding import Crowd, OfflineRow
+from broker.former.preemption import Crowd, OfflineRow
 
 PROVEN_BY = 8
 """Tokens after which a row that nobody handed back is thought harmless; HAND_BACK has the same number."""

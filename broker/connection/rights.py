@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError
 
 from broker import keys
-from broker.connection import translated
+from broker.connection.connect import translated
 
 KEY_RULES = (f"~{keys.TAG}:*", f"~{keys.FOREIGN}")
 CHANNEL_RULES = (f"&{keys.TAG}:*", f"&{keys.FOREIGN}")

@@ -26,7 +26,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from broker import guard
+from broker.embedded import guard
 from broker.errors import BrokerConfigError, BrokerUnavailableError
 
 MAX_SOCKET_PATH_BYTES = 103

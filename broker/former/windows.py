@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from broker.rooms import Waiting
+from broker.former.capacity import Waiting
 
 WINDOW = 1000
 """Requests kept of one stream if it is one line; more lines have smaller windows each."""

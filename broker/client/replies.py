@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from broker import tasks
-from broker.connection import translated
+from broker.connection.connect import translated
 from broker.errors import BrokerError, WireError
 from broker.wire import Event, decode_events
 

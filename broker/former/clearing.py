@@ -12,9 +12,9 @@ from typing import Any, cast
 from redis.asyncio import Redis
 
 from broker import keys
-from broker.connection import translated
-from broker.line import Entry, Line
-from broker.row_limits import RowLimits
+from broker.connection.connect import translated
+from broker.former.waiting import Entry, Line
+from broker.former.row_limits import RowLimits
 from broker.scripts import Scripts
 from broker.wire import Failed
 

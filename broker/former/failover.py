@@ -9,11 +9,11 @@ from typing import Any, cast
 from redis.asyncio import Redis
 
 from broker import keys
-from broker.connection import translated
+from broker.connection.connect import translated
 from broker.liveness import Watcher
-from broker.pulse import Connection, read_beats
+from broker.heartbeats import Connection, read_beats
 from broker.registry import DaemonRecord
-from broker.rows import RunningRows
+from broker.former.running_rows import RunningRows
 from broker.scripts import Scripts
 from broker.wire import Seat
 

@@ -10,8 +10,8 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from broker.rooms import Waiting
-from broker.windows import Beyond
+from broker.former.capacity import Waiting
+from broker.former.windows import Beyond
 from broker.wire import Priority
 
 LOOK_MS = 100

@@ -15,9 +15,9 @@ from typing import Any, cast
 
 from redis.asyncio import Redis
 
-from broker.connection import answered_within, connect, translated
+from broker.connection.connect import answered_within, connect, translated
 from broker.errors import BrokerConfigError, BrokerDeniedError, BrokerUnavailableError
-from broker.rights import missing_rights
+from broker.connection.rights import missing_rights
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from broker.registry import DaemonRecord
-from broker.rooms import Waiting
+from broker.former.capacity import Waiting
 
 SETTLE_S = 10.0
 """How long a former looks on before it calls a request too long: workers may be on their way back, as it is itself."""

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-from broker import outcomes
-from broker.client import Client
-from broker.handle import Handle
-from broker.loop_thread import LoopThread
-from broker.outcomes import Outcome
+from broker.client import results as outcomes
+from broker.client.client import Client
+from broker.client.handle import Handle
+from broker.client.loop_thread import LoopThread
+from broker.client.results import Outcome
 from broker.scripts import DEFAULT_BOUNDS, Accepted, Bounds, CancelOutcome
 from broker.wire import Cause, Event, Request, Ticket
 

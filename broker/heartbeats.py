@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 from redis.asyncio import Redis
 
 from broker import keys
-from broker.connection import server_info, translated
+from broker.connection.connect import server_info, translated
 
 NO_RECORD = -1
 """Counter of a daemon that is on the list and has no readable record: one that nobody took over in time."""

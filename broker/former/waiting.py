@@ -16,11 +16,11 @@ import msgspec
 from redis.asyncio import Redis
 
 from broker import keys
-from broker.connection import translated
+from broker.connection.connect import translated
 from broker.errors import WireError
-from broker.rooms import Waiting
-from broker.windows import WINDOW, Beyond, EntryKey, StreamView, line_of
-from broker.windows import Line as LineName
+from broker.former.capacity import Waiting
+from broker.former.windows import WINDOW, Beyond, EntryKey, StreamView, line_of
+from broker.former.windows import Line as LineName
 from broker.wire import WIRE_VERSION, Ticket, decode_ticket
 
 STREAMS = (keys.WAIT_RETURNED, keys.WAIT_INTERACTIVE, keys.WAIT_OFFLINE)

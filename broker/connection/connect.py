@@ -20,8 +20,8 @@ from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.exceptions import RedisError
 
 from broker.errors import BrokerConfigError, BrokerUnavailableError
-from broker.meanings import as_broker_error
-from broker.pool import WaitingPool
+from broker.connection.failures import as_broker_error
+from broker.connection.pool import WaitingPool
 
 CONNECT_TIMEOUT_S = 1.0
 COMMAND_TIMEOUT_S = 5.0

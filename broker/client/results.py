@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from broker.client import Client
+from broker.client.client import Client
 from broker.errors import UnknownRequestError
-from broker.handle import Handle, tokens_of
+from broker.client.handle import Handle, tokens_of
 from broker.wire import TERMINAL, Failed, Finished, Logprob, Tokens, unpack_tokens
 
 
