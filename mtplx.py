@@ -13,10 +13,10 @@ from typing import NoReturn
 
 import click
 
-import settings as configuration
+from console import settings as configuration
 from console.flags import takes
-from settings import Settings
-from supervisor import EXIT_CONFIG, SupervisorError, end_with_parent
+from console.settings import Settings
+from console.supervisor import EXIT_CONFIG, SupervisorError, end_with_parent
 
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
@@ -131,7 +131,7 @@ def worker(*, with_parent: bool, **flags: object) -> None:
     """Run one worker: load the model and decode what the former sends."""
     settings = _begin(flags, with_parent=with_parent)
 
-    from console.awake import keep_awake
+    from console.keep_awake import keep_awake
     from console.daemons import worker_config
     from workers.daemon import run_worker
     from workers.errors import LaneError, WorkerError
@@ -187,7 +187,7 @@ def key(*, name: str, **flags: object) -> None:
 def status(*, as_json: bool, **flags: object) -> None:
     """Show workers, lanes, queues, rows and how Redis persists."""
     from console.status import run_status
-    from console.whereabouts import redis_url_of
+    from console.addresses import redis_url_of
 
     run_status(redis_url_of(_settings(flags)), as_json=as_json)
 
@@ -197,7 +197,7 @@ def status(*, as_json: bool, **flags: object) -> None:
 def top(**flags: object) -> None:
     """Show the same, live, until Ctrl-C."""
     from console.status import run_top
-    from console.whereabouts import redis_url_of
+    from console.addresses import redis_url_of
 
     run_top(redis_url_of(_settings(flags)))
 

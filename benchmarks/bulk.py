@@ -106,7 +106,7 @@ def questions(count: int) -> list[str]:
 
 def run_ours(stack: Any, plan: Plan) -> Done:
     """`mtplx run` as a process, greedy."""
-    from supervisor import mtplx_command
+    from console.supervisor import mtplx_command
     from tests.support.stack import clean_environment
 
     prompts, output = stack.folder / "prompts.jsonl", stack.folder / "answers.jsonl"

@@ -11,8 +11,8 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from console.options import ConfigError
-from console.whereabouts import files_url_of, redis_url_of
-from settings import Settings, options
+from console.addresses import files_url_of, redis_url_of
+from console.settings import Settings, options
 
 if TYPE_CHECKING:
     from api.batch.worker import BatchWorkerConfig

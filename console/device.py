@@ -13,7 +13,7 @@ import click
 
 from console.fetch import cache_dir_of
 from console.options import ConfigError
-from settings import Settings
+from console.settings import Settings
 
 
 def run_device_doctor(settings: Settings, environ: Mapping[str, str], *, as_json: bool) -> int:

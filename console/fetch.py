@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
 from mtplx_core.fetch import FetchProgress, default_cache_dir, fetch_default_model, is_fetched
-from settings import Settings
+from console.settings import Settings
 
 
 def run_fetch(settings: Settings, environ: Mapping[str, str], *, quiet: bool = False) -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from console.options import Option
-from settings import options
+from console.settings import options
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -20,7 +20,7 @@ from console.fetch import cache_dir_of
 from console.outputs import NewFolder
 from mtplx_core.fetch import default_model_dir
 from mtplx_core.forge.recipe import Recipe
-from settings import load
+from console.settings import load
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -14,8 +14,8 @@ import msgspec
 
 from console.flags import takes
 from console.outputs import NewFile
-from console.whereabouts import api_url_of, redis_url_of, running_api_url
-from settings import ASK, Settings, load
+from console.addresses import api_url_of, redis_url_of, running_api_url
+from console.settings import ASK, Settings, load
 
 if TYPE_CHECKING:
     from api.bulk.rows import Source

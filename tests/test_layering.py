@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("api", "broker", "console", "mtplx_core", "workers")
-TOP_LEVEL = ("mtplx", "settings", "supervisor")
+TOP_LEVEL = ("mtplx",)
 
 FORBIDDEN = {
     "mtplx_core": {"api", "broker", "workers", "redis", "rq", "litestar", "uvicorn", "msgspec", "click"},

@@ -15,9 +15,9 @@ from broker.errors import BrokerUnavailableError
 from broker.scripts import Scripts
 from broker.wire import Seat
 from mtplx_core.engine import Row, StepResult
-from workers.cohorts import CohortLedger
-from workers.live_row import LiveRow
-from workers.places import PlaceRules, arrange, count_held
+from workers.cohort_log import CohortLedger
+from workers.running_row import LiveRow
+from workers.row_scheduler import PlaceRules, arrange, count_held
 from workers.row_table import Batch, RowTable
 
 logger = logging.getLogger(__name__)

@@ -27,17 +27,17 @@ from mtplx_core.blas import load_blas
 from mtplx_core.engine import SchedulerMode, StepResult
 from workers.committer import Committer
 from workers.config import ScriptConfig, WorkerConfig
-from workers.control import ControlListener
-from workers.crew import Crew, persist
+from workers.cancel_listener import ControlListener
+from workers.step_runner import Crew, persist
 from workers.errors import EngineFailedError
 from workers.jobs import JobReader, Tongue
 from workers.lane import LaneSource, card_of, lane_of, memory_of, place_rules_of, settled, token_budget_of, tongue_of
 from workers.membership import Membership, Offer, Phase, Vitals
 from workers.mlx_lane import MlxLane
-from workers.places import PlaceRules
+from workers.row_scheduler import PlaceRules
 from workers.scripted_lane import ScriptedLane
 from workers.service import Service
-from workers.stall import StallWatch
+from workers.stall_watch import StallWatch
 
 __all__ = ["Links", "ScriptConfig", "Worker", "WorkerConfig", "run_worker"]
 

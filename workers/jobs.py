@@ -29,8 +29,8 @@ from broker.wire import (
     decode_request,
     unpack_tokens,
 )
-from workers.live_row import ANY_LENGTH, LiveRow
-from workers.row_text import RowText
+from workers.running_row import ANY_LENGTH, LiveRow
+from workers.stop_detection import RowText
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from mtplx_core.engine import Engine, Geometry, SchedulerMode
 from mtplx_core.models.generation_config import read_generation_config
 from workers.config import WorkerConfig
 from workers.jobs import Tongue
-from workers.places import PlaceRules
+from workers.row_scheduler import PlaceRules
 
 logger = logging.getLogger(__name__)
 

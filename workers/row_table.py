@@ -9,7 +9,7 @@ from typing import NamedTuple
 from broker.scripts import CommitResult, FinishResult, Refusal, RowCommit
 from broker.wire import Event, encode_events
 from mtplx_core.engine import RowEnd, StepResult
-from workers.live_row import LiveRow
+from workers.running_row import LiveRow
 
 PROGRESS_EVERY_S = 0.5
 

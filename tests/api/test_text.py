@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from api.text.detokenizer import TextRules, TextStream, TokenizerText
 from broker.errors import WireError
 from tests.api.fake import EOS, encode, tokenizer, tokenizer_files
-from workers.row_text import RowText
+from workers.stop_detection import RowText
 
 
 def word_pieces() -> Tokenizer:

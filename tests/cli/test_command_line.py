@@ -14,11 +14,11 @@ import click.testing
 import pytest
 
 from api.auth import load_keys
-from console.awake import keep_awake
+from console.keep_awake import keep_awake
 from console.keys import run_key
 from mtplx import cli
-from settings import ConfigError, options
-from supervisor import EXIT_CONFIG
+from console.settings import ConfigError, options
+from console.supervisor import EXIT_CONFIG
 from tests.cli.processes import clean_environ
 
 ROOT = Path(__file__).resolve().parents[2]

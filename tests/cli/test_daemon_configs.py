@@ -16,7 +16,7 @@ from broker.former.daemon import FormerConfig
 from broker.former.policy import PolicyConfig
 from console.daemons import api_config, former_config, worker_config
 from mtplx_core.engine import Profile, SchedulerMode
-from settings import ConfigError, Settings, options
+from console.settings import ConfigError, Settings, options
 from workers.config import ScriptConfig, WorkerConfig
 
 BUILT: Mapping[type[Any], set[str]] = {

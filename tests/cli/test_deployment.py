@@ -17,7 +17,7 @@ import yaml
 
 from console.up import STOP_MARGIN_S
 from mtplx import cli
-from settings import PRESETS, Settings
+from console.settings import PRESETS, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())

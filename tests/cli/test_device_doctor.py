@@ -11,7 +11,7 @@ import pytest
 from console.daemons import worker_config
 from console.device import run_device_doctor
 from mtplx_core import device_checks
-from settings import Settings
+from console.settings import Settings
 from tests.support.models import write_tiny_llama
 from workers.mlx_lane import MlxLane
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from console.doctor import Finding, check_files, check_machine, check_system, judge_daemons, judge_server, run_doctor
 from console.overview import lanes_of
-from settings import Settings
+from console.settings import Settings
 from tests.cli.overviews import overview, queue, server, worker
 
 

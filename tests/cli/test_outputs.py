@@ -18,7 +18,7 @@ from console.keys import run_key
 from console.offline_cli import batch, run
 from console.options import ConfigError
 from console.outputs import folder_problem
-from settings import FILE_NAME, load
+from console.settings import FILE_NAME, load
 
 NOWHERE = "redis://127.0.0.1:1"
 """No server; asking it would be work."""

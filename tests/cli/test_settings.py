@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from settings import PRESETS, ConfigError, Preset, Settings, as_environ, load, options
+from console.settings import PRESETS, ConfigError, Preset, Settings, as_environ, load, options
 
 
 @pytest.fixture

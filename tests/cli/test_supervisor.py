@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor import EXIT_CONFIG, Child, ChildSpec, RestartPolicy, Supervisor, SupervisorError
+from console.supervisor import EXIT_CONFIG, Child, ChildSpec, RestartPolicy, Supervisor, SupervisorError
 from tests.cli.processes import are_gone, children_of
 from tests.support.stack import wait_until
 from tests.support.wait import PATIENCE_S
@@ -38,7 +38,7 @@ signal.signal(signal.SIGTERM, once)
 pathlib.Path({started!r}).touch()
 while True: time.sleep(600)
 """
-WATCHES_PARENT = f"import supervisor; supervisor.end_with_parent(); {SLEEP}"
+WATCHES_PARENT = f"from console import supervisor; supervisor.end_with_parent(); {SLEEP}"
 NOTES_END = """
 import pathlib, signal, sys, time
 def end(*_):
@@ -222,7 +222,7 @@ async def test_child_that_lived_long_is_forgiven_its_fast_deaths() -> None:
 def test_no_child_outlives_its_supervisor_however_that_ends(number: signal.Signals) -> None:
     code = """
 import asyncio
-from supervisor import ChildSpec, Supervisor, stop_on_signals
+from console.supervisor import ChildSpec, Supervisor, stop_on_signals
 from tests.cli.test_supervisor import WATCHES_PARENT, spec
 supervisor = Supervisor([spec(WATCHES_PARENT), spec(WATCHES_PARENT)])
 async def ready(): print("ready", flush=True)
@@ -246,7 +246,7 @@ asyncio.run(main())
 
 def test_child_is_killed_when_it_does_not_end_with_its_parent(tmp_path: Path) -> None:
     started = tmp_path / "started"
-    code = "import supervisor; supervisor.end_with_parent(hurry_s=0.1, grace_s=0.1)" + STUBBORN.format(
+    code = "from console import supervisor; supervisor.end_with_parent(hurry_s=0.1, grace_s=0.1)" + STUBBORN.format(
         started=str(started)
     )
     child = subprocess.Popen([sys.executable, "-c", code], env=ENVIRON, stdin=subprocess.PIPE)

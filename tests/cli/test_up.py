@@ -17,7 +17,7 @@ import httpx
 import pytest
 import redis
 
-from supervisor import EXIT_CONFIG
+from console.supervisor import EXIT_CONFIG
 from tests.cli.processes import are_gone, children_of, clean_environ, command_of
 from tests.support.stack import free_port, wait_until
 

@@ -18,7 +18,7 @@ from broker.connection.connect import connect
 from broker.errors import BrokerUnavailableError
 from broker.former.daemon import Former, FormerConfig
 from broker.connection.rights import acl_rules, missing_rights
-from supervisor import EXIT_CONFIG
+from console.supervisor import EXIT_CONFIG
 from tests.support.redis_servers import ChildServer, child_server
 from tests.support.stack import connection, free_port
 from tests.support.tls import make_certificates

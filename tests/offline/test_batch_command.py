@@ -7,7 +7,7 @@ import json
 import subprocess
 from pathlib import Path
 
-from supervisor import mtplx_command
+from console.supervisor import mtplx_command
 from tests.offline.batch_files import jsonl, line
 from tests.support.stack import Stack, clean_environment
 

@@ -8,7 +8,7 @@ import subprocess
 import httpx
 from openai import OpenAI
 
-from supervisor import mtplx_command
+from console.supervisor import mtplx_command
 from tests.offline.batch_files import jsonl, line, submit, wait_for
 from tests.support.stack import Stack, clean_environment
 

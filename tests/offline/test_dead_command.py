@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from openai import APIStatusError, OpenAI
 
-from supervisor import mtplx_command
+from console.supervisor import mtplx_command
 from tests.support.stack import Stack, clean_environment, connection
 from workers.scripted_lane import NAME
 

@@ -20,7 +20,7 @@ from broker import keys
 from broker.client.client import Client
 from broker.scripts import Registration
 from broker.wire import ModelCard, Request, Sampling, SamplingDefaults, Ticket, decode_request, encode, pack_tokens
-from supervisor import mtplx_command
+from console.supervisor import mtplx_command
 from tests.offline.batch_files import jsonl, line, submit
 from tests.support import factories as make
 from tests.support.stack import Stack, clean_environment, connection, wait_until

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from broker.client.client import Client
-from supervisor import EXIT_CONFIG
+from console.supervisor import EXIT_CONFIG
 from tests.support.stack import Stack, answers, connection, wait_until
 from tests.support.told import expected
 from tests.system.breaking import (

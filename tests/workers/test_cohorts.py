@@ -16,13 +16,13 @@ from mtplx_core.scripted import Fault
 from tests.support.reads import read_end, read_log
 from tests.support.redis_servers import Server
 from tests.workers.rig import Rig, opened, serving
-from workers.cohorts import CohortLedger
+from workers.cohort_log import CohortLedger
 from workers.config import ScriptConfig
 from workers.scripted_lane import script_of
 
 
 def records(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "workers.cohorts"]
+    return [record.getMessage() for record in caplog.records if record.name == "workers.cohort_log"]
 
 
 def ends_of(rig: Rig) -> dict[str, int]:
@@ -32,7 +32,7 @@ def ends_of(rig: Rig) -> dict[str, int]:
 
 @pytest.fixture(autouse=True)
 def listening(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "workers.cohorts")
+    caplog.set_level(logging.INFO, "workers.cohort_log")
 
 
 async def test_record_tells_size_widths_tokens_and_every_end(

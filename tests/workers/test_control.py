@@ -12,7 +12,7 @@ from broker import keys
 from broker.errors import BrokerUnavailableError
 from tests.support.redis_servers import Server
 from tests.workers.rig import FragileServer, wait_until, wait_until_async
-from workers.control import ControlListener
+from workers.cancel_listener import ControlListener
 
 
 class Bell:

@@ -8,7 +8,7 @@ import pytest
 
 from broker.errors import BrokerUnavailableError
 from tests.support.wait import PATIENCE_S
-from workers.crew import Crew, persist
+from workers.step_runner import Crew, persist
 
 
 async def never() -> None:
@@ -109,7 +109,7 @@ async def test_longest_wait_between_two_tries_can_be_bounded(monkeypatch: pytest
     async def sleep(delay_s: float) -> None:
         waits.append(delay_s)
 
-    monkeypatch.setattr("workers.crew.asyncio.sleep", sleep)
+    monkeypatch.setattr("workers.step_runner.asyncio.sleep", sleep)
 
     await persist(Away(tries_in_vain=9), retry_max_s=0.2)
 

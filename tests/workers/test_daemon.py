@@ -19,7 +19,7 @@ from tests.support.reads import read_end, read_jobs, read_log, read_state, read_
 from tests.support.redis_servers import ChildServer, Server
 from tests.workers.rig import CONFIG, FragileServer, Rig, accepts, opened, seat, serving, wait_until, wait_until_async
 from workers.config import ScriptConfig
-from workers.crew import RETRY_MAX_S, Crew, Step
+from workers.step_runner import RETRY_MAX_S, Crew, Step
 from workers.errors import EngineFailedError, StalledError
 from workers.scripted_lane import IDENTITY, script_of
 

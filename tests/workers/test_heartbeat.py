@@ -18,7 +18,7 @@ from tests.support.redis_servers import ChildServer, Server
 from tests.support.relay import Relay, relayed
 from tests.support.wait import PATIENCE_S
 from tests.workers.rig import CONFIG, Rig, opened, serving, wait_until
-from workers.crew import persist
+from workers.step_runner import persist
 from workers.daemon import Worker
 from workers.membership import Membership, Vitals
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from broker.wire import Request, Seat, pack_tokens
-from workers.live_row import LiveRow
-from workers.places import Moves, PlaceRules, arrange, count_held
-from workers.row_text import RowText
+from workers.running_row import LiveRow
+from workers.row_scheduler import Moves, PlaceRules, arrange, count_held
+from workers.stop_detection import RowText
 
 NOW_S = 1000.0
 RULES = PlaceRules(width=2, offline_age_s=600.0, min_run_s=5.0)

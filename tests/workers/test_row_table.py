@@ -23,9 +23,9 @@ from broker.wire import (
 from broker.wire import pack_tokens as pack
 from mtplx_core.engine import PrefillProgress, RowCycle, RowEnd, RowStats, RowTokens, StepResult, TokenLogprob
 from mtplx_core.engine import Sampling as EngineSampling
-from workers.live_row import LiveRow, end_of
+from workers.running_row import LiveRow, end_of
 from workers.row_table import PROGRESS_EVERY_S, RowTable
-from workers.row_text import RowText
+from workers.stop_detection import RowText
 
 TABLE = tuple(bytes([token]) for token in range(128))
 STATS = RowStats(cycles=3, drafted=(3,), accepted=(2,), min_width=1, max_width=4)

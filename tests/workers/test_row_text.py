@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.text.token_bytes import ByteTable
-from workers.row_text import UNKNOWN_END, Kept, RowText
+from workers.stop_detection import UNKNOWN_END, Kept, RowText
 
 TABLE: ByteTable = (b"", b"the ", b"quick ", b"br", b"own ", b"fox", b" jumps", b"\xc3", b"\xa9")
 END, STOP_TOKEN = 0, 6

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.clock import FakeClock
 from workers.errors import StalledError
-from workers.stall import StallWatch
+from workers.stall_watch import StallWatch
 
 
 @dataclass

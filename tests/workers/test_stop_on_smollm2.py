@@ -9,9 +9,9 @@ from mtplx_core.engine import Geometry
 from mtplx_core.loader import LoadedModel
 from mtplx_core.mtp_batch import MtpBatchEngine, MtpOptions
 from tests.support.chat_prompts import chat_prompt
-from workers.live_row import LiveRow
+from workers.running_row import LiveRow
 from workers.row_table import RowTable
-from workers.row_text import RowText
+from workers.stop_detection import RowText
 
 SAYING = "Repeat this sentence three times: The quick brown fox jumps over the lazy dog."
 STOP = b"own fox"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from workers.live_row import LiveRow
+from workers.running_row import LiveRow
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from broker.embedded.server import Layout, default_data_dir, find_runtime
 from console.options import ConfigError
-from settings import Settings
+from console.settings import Settings
 
 
 def layout_of(settings: Settings) -> Layout:

@@ -266,7 +266,7 @@ def _wait_for_parent(parent: int, hurry_s: float, grace_s: float) -> None:
 
 def mtplx_command(*words: str) -> list[str]:
     """The command that runs one of our own commands as a child."""
-    # -P: the directory we are started in may hold an `api/` or `settings.py` of its own.
+    # -P: the directory we are started in may hold an `api/` or `console/settings.py` of its own.
     return [sys.executable, "-P", "-m", "mtplx", *words]
 
 

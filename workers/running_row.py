@@ -27,7 +27,7 @@ from broker.wire import (
     unpack_tokens,
 )
 from mtplx_core.engine import PrefillProgress, Row, RowStats, RowTokens, Sampling
-from workers.row_text import RowText
+from workers.stop_detection import RowText
 
 ANY_LENGTH = -1
 TOKEN_BYTES = 4

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from workers.live_row import LiveRow
+from workers.running_row import LiveRow
 
 
 @dataclass(frozen=True, slots=True)
