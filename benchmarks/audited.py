@@ -91,9 +91,9 @@ class Check:
     """The model, its head and the prompts."""
 
     def __init__(self, plan: Plan, head_folder: Path | None) -> None:
-        from mtplx_core.fetch import default_cache_dir, default_model_dir
-        from mtplx_core.loader import load_model
-        from mtplx_core.mtp_lane import find_head
+        from mtplx_core.models.fetch import default_cache_dir, default_model_dir
+        from mtplx_core.models.loader import load_model
+        from mtplx_core.mtp.assemble import find_head
 
         folder = default_model_dir(default_cache_dir(os.environ))
         self._plan = plan
@@ -104,7 +104,7 @@ class Check:
         self._writer = PromptWriter(folder)
 
     def run(self, name: str) -> Outcome:
-        from mtplx_core.audit import audit, compare
+        from mtplx_core.sampling.audit import audit, compare
 
         rows = self._rows(is_greedy=name == "greedy")
         told, left_early, counters = self._decode(rows)
@@ -148,8 +148,8 @@ class Check:
     def _decode(self, rows: Sequence[Any]) -> tuple[dict[str, list[int]], int, dict[str, Any]]:
         """Answers by the MTP lane, how many rows were dropped on the way, and the engine's counters."""
         from mtplx_core.engine import Geometry
-        from mtplx_core.mtp_lane import build_mtp_engine, usual_depth
-        from mtplx_core.trunk import Trunk
+        from mtplx_core.mtp.assemble import build_mtp_engine, usual_depth
+        from mtplx_core.models.trunk import Trunk
 
         rng = np.random.default_rng(2)
         geometry = Geometry(self._plan.width, 1024, usual_depth(Trunk(self._loaded.model)))
@@ -176,7 +176,7 @@ class Check:
 
     def _decode_serially(self, rows: Sequence[Any]) -> dict[str, list[int]]:
         from mtplx_core.engine import Geometry
-        from mtplx_core.serial import SerialEngine
+        from mtplx_core.engines.serial import SerialEngine
 
         engine = SerialEngine(self._loaded, Geometry(1, 1024))
         told: dict[str, list[int]] = {row.row_id: [] for row in rows}

@@ -142,8 +142,8 @@ class MlxLm:
         from mlx_lm.tokenizer_utils import TokenizerWrapper
         from transformers import AutoTokenizer
 
-        from mtplx_core.fetch import default_cache_dir, default_model_dir
-        from mtplx_core.loader import load_model
+        from mtplx_core.models.fetch import default_cache_dir, default_model_dir
+        from mtplx_core.models.loader import load_model
 
         folder = default_model_dir(default_cache_dir(os.environ))
         self._loaded = load_model(folder)

@@ -189,10 +189,10 @@ class Bench:
         overlaps: bool | None,
         are_talks: bool = False,
     ) -> None:
-        from mtplx_core.fetch import default_cache_dir, default_model_dir
-        from mtplx_core.loader import load_model
-        from mtplx_core.mtp_lane import find_head, usual_depth
-        from mtplx_core.trunk import Trunk
+        from mtplx_core.models.fetch import default_cache_dir, default_model_dir
+        from mtplx_core.models.loader import load_model
+        from mtplx_core.mtp.assemble import find_head, usual_depth
+        from mtplx_core.models.trunk import Trunk
 
         folder = model or default_model_dir(default_cache_dir(os.environ))
         self.loaded = load_model(folder)
@@ -232,10 +232,10 @@ class Bench:
 
     def engine(self, width: int) -> Any:
         """As a worker makes it, its measurements of this machine included."""
-        from mtplx_core.depth import FixedDepth
+        from mtplx_core.mtp.depth import FixedDepth
         from mtplx_core.engine import Geometry
-        from mtplx_core.mtp_batch import MtpBatchEngine, MtpOptions
-        from mtplx_core.mtp_lane import build_mtp_engine
+        from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
+        from mtplx_core.mtp.assemble import build_mtp_engine
 
         geometry = Geometry(width, min(CONTEXT, self.loaded.max_context), self._depth)
         if self._is_fixed:
@@ -328,7 +328,7 @@ class EngineLane:
         return Counter({int(depth): count for depth, count in self._engine.snapshot()["cycles_by_depth"].items()})
 
     def forward_s(self, depth: int) -> float:
-        from mtplx_core.probe import forward_times
+        from mtplx_core.mtp.probe import forward_times
 
         lengths = [length + depth for length in self._lengths]
         clock = time.perf_counter

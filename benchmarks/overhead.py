@@ -66,8 +66,8 @@ class DirectEngine:
     def __init__(self, *, mode: str) -> None:
         from mtplx_core.build import build_engine
         from mtplx_core.engine import Geometry, Profile, SchedulerMode
-        from mtplx_core.fetch import default_cache_dir, default_model_dir
-        from mtplx_core.loader import load_model
+        from mtplx_core.models.fetch import default_cache_dir, default_model_dir
+        from mtplx_core.models.loader import load_model
         from tests.support.chat_prompts import chat_prompt
 
         folder = default_model_dir(default_cache_dir(os.environ))

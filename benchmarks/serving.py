@@ -190,7 +190,7 @@ def _served_name(url: str) -> str:
 
 
 def _model_folder() -> Path:
-    from mtplx_core.fetch import default_cache_dir, default_model_dir
+    from mtplx_core.models.fetch import default_cache_dir, default_model_dir
 
     return default_model_dir(default_cache_dir(os.environ))
 

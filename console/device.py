@@ -29,10 +29,10 @@ def run_device_doctor(settings: Settings, environ: Mapping[str, str], *, as_json
 
     from mtplx_core.device_checks import Check, run_device_checks
     from mtplx_core.engine import Geometry
-    from mtplx_core.fetch import default_model_dir, is_fetched
-    from mtplx_core.loader import load_model
-    from mtplx_core.mtp_lane import usual_depth
-    from mtplx_core.trunk import Trunk
+    from mtplx_core.models.fetch import default_model_dir, is_fetched
+    from mtplx_core.models.loader import load_model
+    from mtplx_core.mtp.assemble import usual_depth
+    from mtplx_core.models.trunk import Trunk
 
     cache_dir = cache_dir_of(settings, environ)
     if settings.model is None and not is_fetched(cache_dir):

@@ -27,7 +27,7 @@ from console.overview import BATCH_WORKER, Overview, take_overview
 from console.up import read_health
 from console.addresses import api_url_of, layout_of, redis_url_of
 from mtplx_core.blas import load_blas
-from mtplx_core.fetch import default_model_dir, is_fetched
+from mtplx_core.models.fetch import default_model_dir, is_fetched
 from console.settings import Settings
 
 Level = Literal["ok", "warning", "problem"]

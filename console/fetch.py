@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
-from mtplx_core.fetch import FetchProgress, default_cache_dir, fetch_default_model, is_fetched
+from mtplx_core.models.fetch import FetchProgress, default_cache_dir, fetch_default_model, is_fetched
 from console.settings import Settings
 
 

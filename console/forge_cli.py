@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from console.fetch import cache_dir_of
 from console.outputs import NewFolder
-from mtplx_core.fetch import default_model_dir
+from mtplx_core.models.fetch import default_model_dir
 from mtplx_core.forge.recipe import Recipe
 from console.settings import load
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from mtplx_core.forge.answers import Prompt
-    from mtplx_core.loader import LoadedModel
+    from mtplx_core.models.loader import LoadedModel
 
 _FOLDER = NewFolder()
 _DEFAULTS = Recipe()
@@ -61,7 +61,7 @@ def collect(
         raise click.UsageError("name either --prompts or --answers")
     loaded = _load(model)
     from mtplx_core.forge.states import record_states
-    from mtplx_core.trunk import Trunk
+    from mtplx_core.models.trunk import Trunk
 
     if prompts is not None:
         answers = into / "answers"
@@ -98,7 +98,7 @@ def train(
     loaded = _load(model)
     from mtplx_core.forge.lessons import HoldOut
     from mtplx_core.forge.trainer import Trainer
-    from mtplx_core.trunk import Trunk
+    from mtplx_core.models.trunk import Trunk
 
     kept = HoldOut(_phrases(loaded, hold_out))
     trainer = Trainer(Trunk(loaded.model), states, run, recipe=Recipe(**recipe), hold_out=kept)
@@ -139,7 +139,7 @@ def verify(
     from mtplx_core.forge.verify import Trials
     from mtplx_core.forge.verify import verify as run_verify
     from mtplx_core.heads.attached import load_attached_head
-    from mtplx_core.trunk import Trunk
+    from mtplx_core.models.trunk import Trunk
 
     attached = load_attached_head(head, Trunk(loaded.model))
     kept = HoldOut(_phrases(loaded, hold_out))
@@ -160,7 +160,7 @@ def _load(model: str | None) -> LoadedModel:
     from mtplx_core.blas import load_blas
 
     load_blas()
-    from mtplx_core.loader import load_model
+    from mtplx_core.models.loader import load_model
 
     settings = load({}, environ=os.environ, directory=Path.cwd())
     cache_dir = cache_dir_of(settings, os.environ)

@@ -12,7 +12,7 @@ from mtplx_core.engine import USUAL_DEPTH
 
 if TYPE_CHECKING:
     from mtplx_core.inspection import Inspection
-    from mtplx_core.memory import MemoryPlan
+    from mtplx_core.models.memory import MemoryPlan
 
 _MIB = 1 << 20
 
@@ -32,9 +32,9 @@ def inspect(*, model: str, max_context_tokens: int, depth: int, check: bool, as_
 
     load_blas()  # before MLX
 
-    from mtplx_core.hub import HuggingFaceHub
+    from mtplx_core.models.hub import HuggingFaceHub
     from mtplx_core.inspection import inspect_model
-    from mtplx_core.memory import plan_this_machine
+    from mtplx_core.models.memory import plan_this_machine
 
     found = inspect_model(model, hub=HuggingFaceHub(), context_tokens=max_context_tokens, depth=depth, is_checked=check)
     plan = plan_this_machine(weight_bytes=found.weight_bytes + found.head.size_bytes)

@@ -10,7 +10,7 @@ import pytest
 from mtplx_core.blas import load_blas
 
 if TYPE_CHECKING:
-    from mtplx_core.loader import LoadedModel
+    from mtplx_core.models.loader import LoadedModel
 
 load_blas()
 
@@ -23,8 +23,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def smollm2() -> LoadedModel:
     """SmolLM2-135M-Instruct out of the user's cache, fetched first where it is missing."""
-    from mtplx_core.fetch import default_cache_dir, fetch_default_model
-    from mtplx_core.loader import load_model
+    from mtplx_core.models.fetch import default_cache_dir, fetch_default_model
+    from mtplx_core.models.loader import load_model
 
     cache_dir = default_cache_dir(os.environ)
     folder = fetch_default_model(cache_dir, on_progress=lambda progress: None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from mtplx_core.mtp_lane import SHIPPED
+from mtplx_core.mtp.assemble import SHIPPED
 
 ROOT = Path(__file__).resolve().parents[1]
 

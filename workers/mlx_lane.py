@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 from mtplx_core.engine import Engine, SchedulerMode
 from mtplx_core.errors import ModelLoadError
-from mtplx_core.fetch import DEFAULT_MODEL, default_model_dir, is_fetched
+from mtplx_core.models.fetch import DEFAULT_MODEL, default_model_dir, is_fetched
 from workers.config import WorkerConfig
 from workers.errors import LaneError
 from workers.lane import ServedModel, settled
 
 if TYPE_CHECKING:
     from mtplx_core.heads.base import Head
-    from mtplx_core.loader import LoadedModel
+    from mtplx_core.models.loader import LoadedModel
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +39,8 @@ class MlxLane:
         self.refusals: Mapping[str, str] = {}
 
     def describe(self) -> ServedModel:
-        from mtplx_core.loader import load_model
-        from mtplx_core.trunk import unsupported_reason
+        from mtplx_core.models.loader import load_model
+        from mtplx_core.models.trunk import unsupported_reason
 
         self._loaded = loaded = load_model(self._folder(), cache_dir=self._config.cache_dir, is_lazy=True)
         model = ServedModel(
@@ -58,10 +58,10 @@ class MlxLane:
 
     def build(self) -> Engine:
         from mtplx_core.build import build_engine
-        from mtplx_core.loader import read_weights, weight_bytes
-        from mtplx_core.memory import plan_this_machine
-        from mtplx_core.mtp_lane import usual_depth
-        from mtplx_core.trunk import Trunk
+        from mtplx_core.models.loader import read_weights, weight_bytes
+        from mtplx_core.models.memory import plan_this_machine
+        from mtplx_core.mtp.assemble import usual_depth
+        from mtplx_core.models.trunk import Trunk
 
         assert self._loaded is not None, "describe() comes first"
         read_weights(self._loaded)
@@ -101,7 +101,7 @@ class MlxLane:
 
     def _find_head(self) -> Head | None:
         """Raises: ModelLoadError where somebody asked for drafting and there is a head that is no use."""
-        from mtplx_core.mtp_lane import find_head
+        from mtplx_core.mtp.assemble import find_head
 
         assert self._loaded is not None
         try:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from broker.text.token_bytes import byte_level_alphabet
 from mtplx_core.engine import Engine, Geometry, Row
-from mtplx_core.scripted import Fault, Script, ScriptedEngine, sleeping_pace
+from mtplx_core.engines.scripted import Fault, Script, ScriptedEngine, sleeping_pace
 from workers.config import ScriptConfig
 from workers.lane import ServedModel
 

@@ -16,7 +16,7 @@ from harness.families.trial import GEOMETRY, judge, run_rows
 from mtplx_core.build import build_engine, choose_mode
 from mtplx_core.engine import Engine, SchedulerMode
 from mtplx_core.errors import ModelLoadError, UnsupportedModeError
-from mtplx_core.loader import LoadedModel, load_model
+from mtplx_core.models.loader import LoadedModel, load_model
 
 _REASONS = re.compile(r"(mtp_batch|ar_batch|serial): (.*?)(?=; (?:mtp_batch|ar_batch|serial): |\)$)")
 """Of the sentence that says why no mode runs a model."""

@@ -14,7 +14,7 @@ import numpy as np
 from mtplx_core.forge.lessons import batch_lessons, collate
 from mtplx_core.forge.states import Lesson
 from mtplx_core.heads.attached import AttachedHead
-from mtplx_core.trunk import Trunk
+from mtplx_core.models.trunk import Trunk
 
 _POSITIONS = 2048
 _PENALTY = 20.0

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mtplx_core.errors import ForgeError
 from mtplx_core.forge.answers import Answers, answer_files, load_answers, save_arrays
-from mtplx_core.trunk import Trunk
+from mtplx_core.models.trunk import Trunk
 
 TOP = 16
 """Most likely next tokens kept per position."""

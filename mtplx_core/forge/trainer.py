@@ -35,7 +35,7 @@ from mtplx_core.forge.recipe import Recipe
 from mtplx_core.forge.ridge import start_head
 from mtplx_core.forge.states import load_lessons, shard_files
 from mtplx_core.heads.attached import AttachedHead, save_attached_head
-from mtplx_core.trunk import Trunk
+from mtplx_core.models.trunk import Trunk
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from mlx_lm.models.base import create_attention_mask
 
 from mtplx_core.errors import ModelLoadError
 from mtplx_core.heads.tie import sample_trunk, worst_strain
-from mtplx_core.trunk import Trunk, trunk_fingerprint
+from mtplx_core.models.trunk import Trunk, trunk_fingerprint
 
 FORMAT = "mtplx-attached-head-2"
 WEIGHTS_FILE = "head.safetensors"

@@ -11,7 +11,7 @@ from mlx_lm.models.base import create_attention_mask
 
 from mtplx_core.heads.filling import fill
 from mtplx_core.heads.tensors import Tensors
-from mtplx_core.trunk import Trunk
+from mtplx_core.models.trunk import Trunk
 
 nn: Any = mlx.nn
 

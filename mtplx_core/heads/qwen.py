@@ -19,7 +19,7 @@ from mtplx_core.heads.experts import has_experts, stacked_experts
 from mtplx_core.heads.filling import fill
 from mtplx_core.heads.norms import Convention, likely_conventions, true_gain
 from mtplx_core.heads.tensors import Tensors
-from mtplx_core.trunk import Trunk
+from mtplx_core.models.trunk import Trunk
 
 nn: Any = mlx.nn
 

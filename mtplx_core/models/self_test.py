@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtplx_core.engine import Engine, Row, RowTokens
-from mtplx_core.loader import LoadedModel
+from mtplx_core.models.loader import LoadedModel
 from mtplx_core.models.own_call import logits_in_one_forward
 
 logger = logging.getLogger(__name__)

@@ -11,10 +11,10 @@ from mlx_lm.models import afm7, gemma3n, llama4
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from mtplx_core.build import choose_mode
-from mtplx_core.device_batch import new_trunk_cache
+from mtplx_core.mtp.device_batch import new_trunk_cache
 from mtplx_core.errors import UnsupportedModeError
-from mtplx_core.trunk import Trunk, unsupported_reason
-from mtplx_core.unfused_attention import attend
+from mtplx_core.models.trunk import Trunk, unsupported_reason
+from mtplx_core.caches.attention import attend
 from tests.support.windowed import FAMILIES, VOCAB_SIZE, WINDOW, WRAPPED, windowed, windowed_model
 
 AT_ODDS_WITH_ITSELF = "plamo3"

@@ -13,7 +13,7 @@ from harness.families.checkpoints import NOT_HERE, NOT_TIED, can_tie, families, 
 from harness.families.outcomes import chosen_mode, outcome_of
 from harness.families.table import mode_cell, row_of, written_rows
 from mtplx_core.errors import ModelLoadError
-from mtplx_core.loader import load_model
+from mtplx_core.models.loader import load_model
 
 HERE = [family for family in families() if family not in NOT_HERE]
 TIED = [family for family in HERE if can_tie(family)]

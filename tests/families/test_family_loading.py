@@ -11,7 +11,7 @@ import pytest
 from harness.families.checkpoints import NEEDS_GPU, NOT_HERE, write_checkpoint
 from harness.families.sizes import CONTEXT
 from mtplx_core.errors import ModelLoadError
-from mtplx_core.loader import UNBOUNDED_CONTEXT, load_model
+from mtplx_core.models.loader import UNBOUNDED_CONTEXT, load_model
 from tests.support.models import CONFIG, write_tiny_llama
 
 

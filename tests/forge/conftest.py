@@ -16,8 +16,8 @@ from mtplx_core.build import build_engine
 from mtplx_core.engine import Geometry, SchedulerMode
 from mtplx_core.forge.answers import Prompt, collect_answers
 from mtplx_core.forge.states import record_states
-from mtplx_core.loader import LoadedModel
-from mtplx_core.trunk import Trunk
+from mtplx_core.models.loader import LoadedModel
+from mtplx_core.models.trunk import Trunk
 
 nn: Any = mlx.nn
 NUMBERS = 60

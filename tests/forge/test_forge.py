@@ -12,8 +12,8 @@ from mtplx_core.forge.states import Lesson, shard_files
 from mtplx_core.forge.trainer import Trainer
 from mtplx_core.forge.verify import Report, Trials, judge, verify
 from mtplx_core.heads import AttachedHead, load_attached_head
-from mtplx_core.loader import LoadedModel
-from mtplx_core.trunk import Trunk
+from mtplx_core.models.loader import LoadedModel
+from mtplx_core.models.trunk import Trunk
 
 RECIPE = Recipe(epochs=6, positions=512, draft_vocabulary=62, validate_every=10, validation_sequences=20)
 TRIALS = Trials(widths=(1, 4), tokens=24, rounds=1)

@@ -15,8 +15,8 @@ from mtplx_core.forge.lessons import HoldOut
 from mtplx_core.forge.recipe import Recipe
 from mtplx_core.forge.states import load_lessons, record_states, shard_files
 from mtplx_core.forge.trainer import Step, Trainer
-from mtplx_core.loader import LoadedModel
-from mtplx_core.trunk import Trunk
+from mtplx_core.models.loader import LoadedModel
+from mtplx_core.models.trunk import Trunk
 
 RECIPE = Recipe(epochs=1, positions=512, draft_vocabulary=62, validate_every=4, validation_sequences=8)
 

@@ -8,7 +8,7 @@ import pytest
 
 from mtplx_core.build import build_engine
 from mtplx_core.engine import Engine, Geometry
-from mtplx_core.loader import LoadedModel
+from mtplx_core.models.loader import LoadedModel
 from tests.mtplx_core.engine_cases import GEOMETRY, KINDS, Build
 from tests.support.models import tiny_llama
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from mtplx_core.ar_batch import ArBatchEngine
+from mtplx_core.engines.ar_batch import ArBatchEngine
 from mtplx_core.build import build_engine
 from mtplx_core.engine import Geometry, Profile, Row, Sampling, SchedulerMode
 from mtplx_core.errors import LaneIsolationError
-from mtplx_core.isolation import inside_mtp_lane
-from mtplx_core.loader import LoadedModel
-from mtplx_core.mtp_batch import MtpBatchEngine
-from mtplx_core.serial import SerialEngine
+from mtplx_core.engines.lane_guard import inside_mtp_lane
+from mtplx_core.models.loader import LoadedModel
+from mtplx_core.mtp.engine import MtpBatchEngine
+from mtplx_core.engines.serial import SerialEngine
 from tests.mtplx_core.driving import Heard, run
 from tests.support.models import tiny_llama
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mtplx_core.audit import audit
+from mtplx_core.sampling.audit import audit
 from mtplx_core.engine import Row, Sampling
 from mtplx_core.errors import EngineDeadError, RowRejectedError
-from mtplx_core.loader import LoadedModel
+from mtplx_core.models.loader import LoadedModel
 from tests.mtplx_core.driving import run
 from tests.mtplx_core.engine_cases import NEIGHBOURS, ROWS, SAMPLED, Build
 from tests.support.models import VOCAB_SIZE, tiny_llama

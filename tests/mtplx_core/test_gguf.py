@@ -12,9 +12,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from mtplx_core.errors import ModelLoadError
-from mtplx_core.gguf import WeightFormat, convert_gguf, llama_weights, mlx_lm_format
-from mtplx_core.gguf_tokenizer import tokenizer_files
-from mtplx_core.loader import load_model
+from mtplx_core.models.gguf import WeightFormat, convert_gguf, llama_weights, mlx_lm_format
+from mtplx_core.models.gguf_tokenizer import tokenizer_files
+from mtplx_core.models.loader import load_model
 from tests.mtplx_core.wheels import gguf_arrays, metadata, write_gguf
 from tests.support.models import CHAT_TEMPLATE, CONFIG, EOS_TOKEN_ID, random_llama
 

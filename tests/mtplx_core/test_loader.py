@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from mtplx_core.errors import ModelLoadError
-from mtplx_core.loader import load_model, weight_bytes
+from mtplx_core.models.loader import load_model, weight_bytes
 from tests.support.models import CHAT_TEMPLATE, CONFIG, random_llama, write_tiny_llama
 
 
@@ -67,7 +67,7 @@ def test_identity_changes_with_each_part_of_the_model(folder: Path, change: obje
 
 
 def test_weights_are_hashed_once(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="mtplx_core.fingerprint")
+    caplog.set_level("INFO", logger="mtplx_core.models.fingerprint")
 
     first, second = (load_model(folder, cache_dir=tmp_path / "cache").identity for _ in range(2))
 
@@ -76,7 +76,7 @@ def test_weights_are_hashed_once(folder: Path, tmp_path: Path, caplog: pytest.Lo
 
 
 def test_touched_weights_are_hashed_again(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="mtplx_core.fingerprint")
+    caplog.set_level("INFO", logger="mtplx_core.models.fingerprint")
     before = load_model(folder, cache_dir=tmp_path / "cache").identity
 
     os.utime(folder / "model.safetensors", (1, 1))

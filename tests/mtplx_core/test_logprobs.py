@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
-from mtplx_core.logprobs import logprob_arrays, row_logprobs
+from mtplx_core.sampling.logprobs import logprob_arrays, row_logprobs
 
 LOGITS = (np.random.default_rng(3).normal(size=(2, 3, 50)) * 4).astype(np.float32)
 TOKENS = mx.array([[1, 2, 3], [4, 5, 6]], mx.uint32)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from mtplx_core.noise import gumbel, noise_bits, noise_keys, seed_words
+from mtplx_core.sampling.noise import gumbel, noise_bits, noise_keys, seed_words
 from tests.mtplx_core.reference_sampler import reference_bits
 
 VECTORS = [

@@ -12,8 +12,8 @@ import pytest
 from scipy import stats
 
 from mtplx_core.engine import Sampling
-from mtplx_core.penalties import RowHistory, row_history
-from mtplx_core.sampling import SamplingBatch
+from mtplx_core.sampling.penalties import RowHistory, row_history
+from mtplx_core.sampling.sampler import SamplingBatch
 from tests.mtplx_core.reference_sampler import filtered, penalised, reference_scores
 
 VOCAB = 300

@@ -11,7 +11,7 @@ import pytest
 
 from mtplx_core.engine import Geometry, PrefillProgress, Row, StepResult
 from mtplx_core.errors import EngineDeadError, RowRejectedError
-from mtplx_core.scripted import Fault, Script, ScriptedEngine, Work, scripted_completion, scripted_token, sleeping_pace
+from mtplx_core.engines.scripted import Fault, Script, ScriptedEngine, Work, scripted_completion, scripted_token, sleeping_pace
 from tests.mtplx_core.driving import run
 
 GEOMETRY = Geometry(decode_batch_max=3, max_context_tokens=64, prefill_chunk_tokens=8)
@@ -164,7 +164,7 @@ def test_hang_fault_blocks_in_what_it_was_given() -> None:
 
 def test_crash_fault_kills_the_process() -> None:
     code = (
-        "from mtplx_core.engine import *; from mtplx_core.scripted import *\n"
+        "from mtplx_core.engine import *; from mtplx_core.engines.scripted import *\n"
         "engine = ScriptedEngine(Geometry(), Script(faults=(Fault('crash'),)))\n"
         "engine.admit(Row('row', (1,), 3)); engine.step()"
     )
@@ -173,7 +173,7 @@ def test_crash_fault_kills_the_process() -> None:
 
 
 def test_scripted_engine_imports_no_mlx() -> None:
-    code = "import sys, mtplx_core.scripted; sys.exit('mlx' in sys.modules)"
+    code = "import sys, mtplx_core.engines.scripted; sys.exit('mlx' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -8,10 +8,10 @@ import mlx.core as mx
 import pytest
 from tokenizers import Tokenizer
 
-from mtplx_core.audit import audit, compare
+from mtplx_core.sampling.audit import audit, compare
 from mtplx_core.build import build_engine
 from mtplx_core.engine import Geometry, Row, Sampling, SchedulerMode
-from mtplx_core.loader import LoadedModel
+from mtplx_core.models.loader import LoadedModel
 from tests.mtplx_core.driving import run
 from tests.support.chat_prompts import chat_prompt
 

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from mtplx_core.fetch import ModelSource
+from mtplx_core.models.fetch import ModelSource
 from tests.support.models import CHAT_TEMPLATE, CONFIG, EOS_TOKEN_ID, SPECIAL_TOKENS, random_llama
 
 NAME, VERSION = "tinywheel", "1.0"

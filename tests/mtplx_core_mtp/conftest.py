@@ -7,8 +7,8 @@ import pytest
 from mlx.utils import tree_map
 
 from mtplx_core.heads.attached import AttachedHead
-from mtplx_core.loader import LoadedModel
-from mtplx_core.trunk import Trunk
+from mtplx_core.models.loader import LoadedModel
+from mtplx_core.models.trunk import Trunk
 from tests.support.models import VOCAB_SIZE, tiny_llama
 
 

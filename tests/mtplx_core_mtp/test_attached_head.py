@@ -11,11 +11,11 @@ import mlx.nn
 import pytest
 
 from mtplx_core.errors import ModelLoadError
-from mtplx_core.head_check import measure_agreement
+from mtplx_core.heads.usefulness import measure_agreement
 from mtplx_core.heads.attached import DESCRIPTION_FILE, AttachedHead, load_attached_head, save_attached_head
-from mtplx_core.mtp_lane import load_head
-from mtplx_core.ragged_cache import plain_caches
-from mtplx_core.trunk import Trunk
+from mtplx_core.mtp.assemble import load_head
+from mtplx_core.caches.ragged import plain_caches
+from mtplx_core.models.trunk import Trunk
 from tests.support.models import VOCAB_SIZE, tiny_llama
 
 TOKENS = mx.array([[5, 9, 70, 9, 12, 33]])

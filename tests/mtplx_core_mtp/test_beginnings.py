@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from mtplx_core.audit import audit
-from mtplx_core.beginnings import KEPT, first_message
-from mtplx_core.depth import FixedDepth
+from mtplx_core.sampling.audit import audit
+from mtplx_core.mtp.prefix_cache import KEPT, first_message
+from mtplx_core.mtp.depth import FixedDepth
 from mtplx_core.engine import Geometry, Row, Sampling
 from mtplx_core.heads.attached import AttachedHead
-from mtplx_core.loader import LoadedModel
-from mtplx_core.mtp_batch import MtpBatchEngine, MtpOptions
+from mtplx_core.models.loader import LoadedModel
+from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
 from tests.mtplx_core.driving import Heard, run
 from tests.mtplx_core_mtp.conftest import random_head
 from tests.support.models import tiny_llama

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from mtplx_core.audit import audit
-from mtplx_core.depth import FixedDepth
+from mtplx_core.sampling.audit import audit
+from mtplx_core.mtp.depth import FixedDepth
 from mtplx_core.engine import Row, Sampling
 from mtplx_core.heads.attached import AttachedHead
-from mtplx_core.loader import LoadedModel
-from mtplx_core.mtp_batch import MtpBatchEngine, MtpOptions
+from mtplx_core.models.loader import LoadedModel
+from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
 from tests.mtplx_core.driving import Heard, assert_same_answer, run
 from tests.mtplx_core_mtp.test_mtp_engine import GEOMETRY, SAMPLED, rows_of
 

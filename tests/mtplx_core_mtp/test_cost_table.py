@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mtplx_core.cost_table import CostTable, assumed_costs
+from mtplx_core.mtp.cost_table import CostTable, assumed_costs
 
 
 def test_cost_table_interpolates_between_widths() -> None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from mtplx_core.cost_table import CostTable
-from mtplx_core.depth import EXPLORE_CYCLES, EXPLORE_EVERY, AdaptiveDepth, Drafting, FixedDepth, Odds, Trial
+from mtplx_core.mtp.cost_table import CostTable
+from mtplx_core.mtp.depth import EXPLORE_CYCLES, EXPLORE_EVERY, AdaptiveDepth, Drafting, FixedDepth, Odds, Trial
 
 FLAT = CostTable({(rows, depth): 1.0 + 0.01 * depth for rows in (1, 8) for depth in range(4)})
 STEEP = CostTable({(rows, depth): 1.0 + depth for rows in (1, 8) for depth in range(4)})

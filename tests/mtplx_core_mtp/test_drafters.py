@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from mtplx_core.caches.ragged_layer import LayerShape
-from mtplx_core.drafters import PENDING_LIMIT, HeadDrafter, look_up
-from mtplx_core.foresight import Recall
-from mtplx_core.ragged_cache import RaggedCache, plain_caches
+from mtplx_core.mtp.drafters import PENDING_LIMIT, HeadDrafter, look_up
+from mtplx_core.mtp.prompt_lookup import Recall
+from mtplx_core.caches.ragged import RaggedCache, plain_caches
 
 CAPACITY = 24
 

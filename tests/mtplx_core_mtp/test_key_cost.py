@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mtplx_core.cost_table import CostTable
-from mtplx_core.depth import AdaptiveDepth, Odds
+from mtplx_core.mtp.cost_table import CostTable
+from mtplx_core.mtp.depth import AdaptiveDepth, Odds
 from mtplx_core.mtp.key_cost import KeyCost
 
 ROWS, DEPTH = 8, 3

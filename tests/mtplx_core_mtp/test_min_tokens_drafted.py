@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from mtplx_core.audit import audit
-from mtplx_core.depth import FixedDepth
+from mtplx_core.sampling.audit import audit
+from mtplx_core.mtp.depth import FixedDepth
 from mtplx_core.engine import Geometry, Row, Sampling
 from mtplx_core.heads.base import Head
-from mtplx_core.loader import LoadedModel
-from mtplx_core.mtp_batch import MtpBatchEngine, MtpOptions
-from mtplx_core.rows import with_end_tokens
-from mtplx_core.serial import SerialEngine
+from mtplx_core.models.loader import LoadedModel
+from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
+from mtplx_core.engines.roster import with_end_tokens
+from mtplx_core.engines.serial import SerialEngine
 from tests.mtplx_core.driving import run
 from tests.support.knowing_head import KnowingHead
 

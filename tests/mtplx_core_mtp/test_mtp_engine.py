@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from mtplx_core.audit import audit, compare
-from mtplx_core.depth import Drafting, FixedDepth, Odds
-from mtplx_core.device_batch import DeviceBatch, Plan, Started
+from mtplx_core.sampling.audit import audit, compare
+from mtplx_core.mtp.depth import Drafting, FixedDepth, Odds
+from mtplx_core.mtp.device_batch import DeviceBatch, Plan, Started
 from mtplx_core.engine import Geometry, Row, Sampling
 from mtplx_core.errors import EngineDeadError
 from mtplx_core.heads.attached import AttachedHead
 from mtplx_core.heads.base import Head
-from mtplx_core.loader import LoadedModel
-from mtplx_core.mtp_batch import MtpBatchEngine, MtpOptions
-from mtplx_core.serial import SerialEngine
+from mtplx_core.models.loader import LoadedModel
+from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
+from mtplx_core.engines.serial import SerialEngine
 from tests.mtplx_core.driving import assert_decided, run
 from tests.mtplx_core_mtp.conftest import random_head
 from tests.support.depths import Scheduled

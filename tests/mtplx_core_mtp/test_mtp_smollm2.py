@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mtplx_core.audit import audit
+from mtplx_core.sampling.audit import audit
 from mtplx_core.build import build_engine
 from mtplx_core.engine import Geometry, Row, Sampling, SchedulerMode
-from mtplx_core.loader import LoadedModel
+from mtplx_core.models.loader import LoadedModel
 from tests.mtplx_core.driving import run
 from tests.support.chat_prompts import chat_prompt
 

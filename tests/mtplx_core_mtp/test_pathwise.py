@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mtplx_core.cycle import RowState, accepted_of, advanced, run_cycle, verify
-from mtplx_core.row_sampling import RowSampler
+from mtplx_core.mtp.cycle import RowState, accepted_of, advanced, run_cycle, verify
+from mtplx_core.sampling.slot_sampler import RowSampler
 from tests.mtplx_core_mtp.tables import Tables, Tokens, plain_tokens, random_tables, restarted
 
 TOKENS = 8

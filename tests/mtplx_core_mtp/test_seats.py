@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mtplx_core.engine import Row, RowCycle
-from mtplx_core.seats import Seat, Seats
+from mtplx_core.mtp.slots import Seat, Seats
 
 
 def seat(name: str = "r", *, max_tokens: int = 10, tokens: int = 0) -> Seat:

@@ -9,10 +9,10 @@ import pytest
 from mlx_lm.models.llama import Attention
 
 from mtplx_core.caches.forward import Run
-from mtplx_core.device_batch import new_trunk_cache
-from mtplx_core.ragged_cache import RaggedCache
-from mtplx_core.trunk import Trunk
-from mtplx_core.unfused_attention import attend, route_attention
+from mtplx_core.mtp.device_batch import new_trunk_cache
+from mtplx_core.caches.ragged import RaggedCache
+from mtplx_core.models.trunk import Trunk
+from mtplx_core.caches.attention import attend, route_attention
 from tests.support.models import random_llama, tiny_llama
 
 LENGTHS = (3, 400, 130, 127, 260)

@@ -14,8 +14,8 @@ from mlx_lm.models import mimo, qwen3_5, qwen3_5_moe, qwen3_next
 
 from mtplx_core.heads.mimo import MimoHead
 from mtplx_core.heads.qwen import NORMS, QwenHead
-from mtplx_core.loader import LoadedModel
-from mtplx_core.trunk import Trunk
+from mtplx_core.models.loader import LoadedModel
+from mtplx_core.models.trunk import Trunk
 from tests.support.models import VOCAB_SIZE, tokenizer_texts
 
 nn: Any = mlx.nn

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mlx_lm.models.gated_delta import gated_delta_update
 
-from mtplx_core.delta_rule import delta_rule
+from mtplx_core.caches.delta_rule import delta_rule
 
 ROWS, KEY_HEADS, VALUE_HEADS, SIZE = 3, 2, 4, 32
 

@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from console.inspect_cli import inspect
-from mtplx_core.device_batch import DeviceBatch
+from mtplx_core.mtp.device_batch import DeviceBatch
 from mtplx_core.engine import Geometry
 from mtplx_core.errors import ModelLoadError
 from mtplx_core.inspection import Inspection, Outline, inspect_model
-from mtplx_core.trunk import Trunk
+from mtplx_core.models.trunk import Trunk
 from tests.mtplx_core_native.layouts import (
     DENSE,
     EXPERTS_35,

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from mlx_lm.models import qwen3_5, qwen3_next
 from mlx_lm.models.cache import ArraysCache
 
-from mtplx_core.ragged_cache import RaggedCache, layer_shapes
-from mtplx_core.rebinding import rebound
-from mtplx_core.recurrent import RecurrentLayer, Update, listen_to, recurrent_shape
+from mtplx_core.caches.ragged import RaggedCache, layer_shapes
+from mtplx_core.caches.rebinding import rebound
+from mtplx_core.caches.recurrent import RecurrentLayer, Update, listen_to, recurrent_shape
 from tests.mtplx_core_native.layouts import ATTENTION, DENSE, GATED_DELTA, NEXT, SIZE, randomise
 
 ROWS, MOST = 3, 4
@@ -201,7 +201,7 @@ def test_commit_asks_mlx_lm_for_nothing_where_what_was_written_is_kept(
     rig.batch.begin(mx.zeros((ROWS,), mx.int32), MOST, longest=32)
     rig.layer(inputs(rng, ROWS, MOST), None, rig.recurrent)
 
-    monkeypatch.setattr("mtplx_core.recurrent.gated_delta_update", None)
+    monkeypatch.setattr("mtplx_core.caches.recurrent.gated_delta_update", None)
     rig.batch.commit(mx.array(taken, mx.int32), known=taken if is_known else None)
 
     assert rig.recurrent.state.shape[0] == ROWS

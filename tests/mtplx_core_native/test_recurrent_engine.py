@@ -11,18 +11,18 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models import mamba
 
-from mtplx_core.audit import audit
+from mtplx_core.sampling.audit import audit
 from mtplx_core.build import build_engine
-from mtplx_core.cache_bytes import cache_bytes
-from mtplx_core.depth import FixedDepth
+from mtplx_core.caches.row_bytes import cache_bytes
+from mtplx_core.mtp.depth import FixedDepth
 from mtplx_core.engine import Geometry, Row, Sampling, SchedulerMode
 from mtplx_core.errors import UnsupportedModeError
 from mtplx_core.heads.base import Head
-from mtplx_core.loader import LoadedModel
-from mtplx_core.mtp_batch import MtpBatchEngine, MtpOptions
-from mtplx_core.mtp_lane import deepest
-from mtplx_core.serial import SerialEngine
-from mtplx_core.trunk import Trunk
+from mtplx_core.models.loader import LoadedModel
+from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
+from mtplx_core.mtp.assemble import deepest
+from mtplx_core.engines.serial import SerialEngine
+from mtplx_core.models.trunk import Trunk
 from tests.mtplx_core.driving import Heard, run
 from tests.mtplx_core_native.layouts import DENSE, EXPERTS_35, NEXT, SIZE, loaded_of, tiny
 from tests.support.depths import Scheduled

@@ -10,18 +10,18 @@ import mlx.core as mx
 import pytest
 from tokenizers import Tokenizer
 
-from mtplx_core.audit import audit, compare
+from mtplx_core.sampling.audit import audit, compare
 from mtplx_core.build import build_engine
 from mtplx_core.engine import Engine, Geometry, Row, Sampling, SchedulerMode
-from mtplx_core.head_check import measure_agreement, own_text
+from mtplx_core.heads.usefulness import measure_agreement, own_text
 from mtplx_core.heads.native import load_native_head, stored_head
 from mtplx_core.heads.norms import Convention
 from mtplx_core.heads.qwen import NORMS, QwenHead, StoredQwenHead
 from mtplx_core.heads.tensors import load_files
-from mtplx_core.loader import LoadedModel, load_model
-from mtplx_core.mtp_lane import build_mtp_engine, find_head
-from mtplx_core.serial import SerialEngine
-from mtplx_core.trunk import Trunk
+from mtplx_core.models.loader import LoadedModel, load_model
+from mtplx_core.mtp.assemble import build_mtp_engine, find_head
+from mtplx_core.engines.serial import SerialEngine
+from mtplx_core.models.trunk import Trunk
 from tests.mtplx_core.driving import Heard, run
 from tests.mtplx_core_native.layouts import quantised
 

@@ -7,7 +7,7 @@ import json
 import jinja2
 from tokenizers import Tokenizer
 
-from mtplx_core.loader import LoadedModel
+from mtplx_core.models.loader import LoadedModel
 
 
 def chat_prompt(loaded: LoadedModel, question: str) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mtplx_core.depth import Drafting, Odds
+from mtplx_core.mtp.depth import Drafting, Odds
 
 
 class Scheduled:

@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mtplx_core.loader import LoadedModel
+from mtplx_core.models.loader import LoadedModel
 from tests.support.models import VOCAB_SIZE
 
 

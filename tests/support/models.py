@@ -12,7 +12,7 @@ from mlx_lm.models import mamba
 from mlx_lm.models.llama import Model, ModelArgs
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from mtplx_core.loader import LoadedModel
+from mtplx_core.models.loader import LoadedModel
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>")
 CHAT_TEMPLATE = (

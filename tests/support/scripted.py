@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from broker.client.handle import Handle, tokens_of
 from broker.wire import Failed, Finished, Request, Sampling, Ticket, Tokens, new_id, pack_tokens
 from mtplx_core.engine import Row
-from mtplx_core.scripted import Script, scripted_completion
+from mtplx_core.engines.scripted import Script, scripted_completion
 from workers.config import ScriptConfig
 from workers.scripted_lane import IDENTITY, encode_text, script_of
 

@@ -9,7 +9,7 @@ from functools import cache
 import httpx
 
 from mtplx_core.engine import Row
-from mtplx_core.scripted import scripted_completion
+from mtplx_core.engines.scripted import scripted_completion
 from tests.support.scripted import SCRIPT
 from workers.scripted_lane import NAME, encode_text
 

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_map_with_path
 
-from mtplx_core.loader import LoadedModel
+from mtplx_core.models.loader import LoadedModel
 
 WINDOW = 8
 VOCAB_SIZE = 96

@@ -16,7 +16,7 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 from harness.families.checkpoints import write_checkpoint
-from mtplx_core.loader import load_model
+from mtplx_core.models.loader import load_model
 from tests.cli.processes import are_gone, children_of
 from tests.cli.test_up import Up
 from tests.support.stack import READY_S, Stack, wait_until

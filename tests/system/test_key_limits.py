@@ -11,7 +11,7 @@ import pytest
 
 from api.auth import hash_key, new_key
 from mtplx_core.engine import Row
-from mtplx_core.scripted import scripted_completion
+from mtplx_core.engines.scripted import scripted_completion
 from tests.support.scripted import SCRIPT
 from tests.support.stack import Stack
 from tests.support.wait import PATIENCE_S

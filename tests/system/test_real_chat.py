@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 from broker import keys
 from broker.client.client import Client
 from broker.wire import decode_events, unpack_tokens
-from mtplx_core.audit import audit
+from mtplx_core.sampling.audit import audit
 from mtplx_core.engine import Sampling
-from mtplx_core.loader import LoadedModel
+from mtplx_core.models.loader import LoadedModel
 from tests.support.chat_prompts import chat_prompt
 from tests.support.stack import Stack
 

@@ -13,9 +13,9 @@ import pytest_asyncio
 from broker import keys
 from broker.client.client import Client
 from broker.wire import unpack_tokens
-from mtplx_core.audit import audit
+from mtplx_core.sampling.audit import audit
 from mtplx_core.engine import Sampling
-from mtplx_core.loader import LoadedModel
+from mtplx_core.models.loader import LoadedModel
 from tests.support.chat_prompts import chat_prompt
 from tests.support.stack import Stack
 from tests.system.breaking import until_async

@@ -17,9 +17,9 @@ from broker.client.client import Client
 from broker.wire import unpack_tokens
 from harness.families.checkpoints import write_checkpoint
 from harness.families.sizes import CONTEXT, WINDOW
-from mtplx_core.audit import audit
+from mtplx_core.sampling.audit import audit
 from mtplx_core.engine import Sampling
-from mtplx_core.loader import load_model
+from mtplx_core.models.loader import load_model
 from tests.support.stack import Stack
 from tests.system.breaking import until_async
 

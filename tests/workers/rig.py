@@ -16,7 +16,7 @@ from broker.scripts import DEFAULT_BOUNDS, Scripts, Submission
 from broker.text.token_bytes import byte_table, text_of
 from broker.wire import Request, Sampling, Seat, Ticket, pack_tokens, seed_of
 from mtplx_core.engine import Engine, Geometry, Row
-from mtplx_core.scripted import Script, ScriptedEngine, Work, scripted_completion
+from mtplx_core.engines.scripted import Script, ScriptedEngine, Work, scripted_completion
 from tests.support.clock import FakeClock
 from tests.support.redis_servers import InProcessServer, Server
 from tests.support.wait import PATIENCE_S

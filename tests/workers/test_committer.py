@@ -22,7 +22,7 @@ from broker.wire import (
     decode_logprob,
     pack_tokens,
 )
-from mtplx_core.scripted import Fault
+from mtplx_core.engines.scripted import Fault
 from tests.support.channels import listening
 from tests.support.reads import read_end, read_free_rows, read_log, read_state, read_status
 from tests.support.redis_servers import Server

@@ -9,7 +9,7 @@ import pytest
 
 from broker.wire import SamplingDefaults
 from mtplx_core.engine import Geometry, Profile, SchedulerMode
-from mtplx_core.scripted import BYTES_PER_TOKEN, ScriptedEngine
+from mtplx_core.engines.scripted import BYTES_PER_TOKEN, ScriptedEngine
 from workers.config import WorkerConfig
 from workers.lane import ServedModel, card_of, lane_of, route_of, settled, token_budget_of, tongue_of
 from workers.scripted_lane import tokenizer_files

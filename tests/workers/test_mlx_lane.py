@@ -16,16 +16,16 @@ from msgspec import structs
 from broker.registry import Registry
 from broker.scripts import DEFAULT_BOUNDS, Scripts, Submission
 from broker.wire import Request, Sampling, SamplingDefaults, Ticket, pack_tokens
-from mtplx_core import mtp_lane
-from mtplx_core.audit import audit
+from mtplx_core.mtp import assemble
+from mtplx_core.sampling.audit import audit
 from mtplx_core.engine import Geometry, Row, SchedulerMode
 from mtplx_core.engine import Sampling as EngineSampling
 from mtplx_core.errors import ModelLoadError, UnsupportedModeError
 from mtplx_core.heads.attached import AttachedHead
 from mtplx_core.heads.base import Head
-from mtplx_core.loader import LoadedModel, load_model
-from mtplx_core.serial import SerialEngine
-from mtplx_core.trunk import Trunk
+from mtplx_core.models.loader import LoadedModel, load_model
+from mtplx_core.engines.serial import SerialEngine
+from mtplx_core.models.trunk import Trunk
 from tests.mtplx_core.driving import run
 from tests.support.models import EOS_TOKEN_ID, write_tiny_llama, write_tiny_mamba
 from tests.support.reads import read_log, read_status
@@ -195,7 +195,7 @@ async def test_lane_drafts_deeper_than_its_head_was_made_for_unless_it_is_told(
     def made_for_three(_: Path | None, model: LoadedModel) -> Head:
         return AttachedHead(Trunk(model.model), list(range(model.vocab_size)), max_depth=3)
 
-    monkeypatch.setattr(mtp_lane, "find_head", made_for_three)
+    monkeypatch.setattr(assemble, "find_head", made_for_three)
 
     async with loaded(fragile, replace(CONFIG, model=str(folder), depth=asked)):
         [record] = await Registry(fragile.client()).workers()
@@ -211,7 +211,7 @@ def test_model_with_a_useless_head_of_its_own_is_served_unless_drafting_was_aske
     def useless(_: Path | None, model: LoadedModel) -> Head:
         raise ModelLoadError("agrees on 1 %")
 
-    monkeypatch.setattr(mtp_lane, "find_head", useless)
+    monkeypatch.setattr(assemble, "find_head", useless)
     lane = MlxLane(replace(CONFIG, model=str(folder), mode=asked))
     lane.describe()
 

@@ -6,7 +6,7 @@ from tokenizers import Tokenizer
 
 from broker.text.token_bytes import byte_table, text_of
 from mtplx_core.engine import Geometry, Row
-from mtplx_core.scripted import scripted_completion
+from mtplx_core.engines.scripted import scripted_completion
 from workers.config import ScriptConfig
 from workers.scripted_lane import EOS_TOKEN_ID, VOCAB_SIZE, ScriptedLane, encode_text, script_of, tokenizer_files
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from mtplx_core.engine import Geometry, Row, StepResult
-from mtplx_core.scripted import Fault, Script, ScriptedEngine
+from mtplx_core.engines.scripted import Fault, Script, ScriptedEngine
 from tests.workers.rig import Hang, wait_until
 from workers.errors import EngineFailedError
 from workers.service import Service

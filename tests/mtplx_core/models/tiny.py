@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_map
 
-from mtplx_core.loader import LoadedModel
+from mtplx_core.models.loader import LoadedModel
 
 VOCAB_SIZE = 160
 _COMMON: dict[str, Any] = {

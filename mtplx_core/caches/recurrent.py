@@ -19,8 +19,8 @@ from mlx_lm.models import qwen3_5, qwen3_next
 from mlx_lm.models.cache import ArraysCache
 from mlx_lm.models.gated_delta import gated_delta_update
 
-from mtplx_core.delta_rule import Written, delta_rule
-from mtplx_core.rebinding import rebound
+from mtplx_core.caches.delta_rule import Written, delta_rule
+from mtplx_core.caches.rebinding import rebound
 
 LAYER_KINDS = (qwen3_5.GatedDeltaNet, qwen3_next.Qwen3NextGatedDeltaNet)
 """The layers whose insides are known here: one convolution, one call of `gated_delta_update`, a cache of two arrays."""

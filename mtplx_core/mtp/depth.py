@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
-from mtplx_core.cost_table import CostTable, assumed_costs, assumed_draft_shares
+from mtplx_core.mtp.cost_table import CostTable, assumed_costs, assumed_draft_shares
 
 EXPLORE_EVERY = 256
 """Cycles in which `EXPLORE_CYCLES` are spent on a neighbouring depth, deeper and shallower in turn."""

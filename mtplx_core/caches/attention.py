@@ -15,7 +15,7 @@ from mlx_lm.models.base import scaled_dot_product_attention
 
 from mtplx_core.caches.forward import Run
 from mtplx_core.caches.ragged_layer import RaggedLayer
-from mtplx_core.rebinding import rebound
+from mtplx_core.caches.rebinding import rebound
 
 _FUSED_POSITIONS = 8
 _FUSED_QUERIES = 32

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from mtplx_core.engine import Row, Sampling
-from mtplx_core.penalties import RowHistory, has_penalties, row_history
-from mtplx_core.sampling import Noise, SamplingBatch
+from mtplx_core.sampling.penalties import RowHistory, has_penalties, row_history
+from mtplx_core.sampling.sampler import Noise, SamplingBatch
 
 
 class RowSampler:

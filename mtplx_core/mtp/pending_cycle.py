@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from mtplx_core.cycle import accepted_of
-from mtplx_core.device_batch import Plan, Started
-from mtplx_core.seats import Seat
+from mtplx_core.mtp.cycle import accepted_of
+from mtplx_core.mtp.device_batch import Plan, Started
+from mtplx_core.mtp.slots import Seat
 
 _WAITED_SHARE = 0.05
 

@@ -11,23 +11,23 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from mtplx_core.cost_table import assumed_costs, assumed_draft_shares
-from mtplx_core.depth import AdaptiveDepth, FixedDepth
+from mtplx_core.mtp.cost_table import assumed_costs, assumed_draft_shares
+from mtplx_core.mtp.depth import AdaptiveDepth, FixedDepth
 from mtplx_core.engine import USUAL_DEPTH, Engine, Geometry, Profile
 from mtplx_core.errors import ModelLoadError
-from mtplx_core.head_check import require_useful_head
+from mtplx_core.heads.usefulness import require_useful_head
 from mtplx_core.heads.attached import load_attached_head, shipped_head
 from mtplx_core.heads.base import Head
 from mtplx_core.heads.native import load_native_head
-from mtplx_core.loader import LoadedModel, has_experts, weight_bytes
-from mtplx_core.memory import hold_buffer_cache, plan_this_machine
+from mtplx_core.models.loader import LoadedModel, has_experts, weight_bytes
+from mtplx_core.models.memory import hold_buffer_cache, plan_this_machine
 from mtplx_core.mtp.idle_work import IdleWork, no_idle_work
 from mtplx_core.mtp.probe_file import probe_file, write_probe
-from mtplx_core.mtp_batch import MtpBatchEngine, MtpOptions
-from mtplx_core.probe import Probe, Steps, load_or_probe, probe_anew
-from mtplx_core.serial import SerialEngine
-from mtplx_core.trunk import Trunk
-from mtplx_core.unfused_attention import fused_positions
+from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
+from mtplx_core.mtp.probe import Probe, Steps, load_or_probe, probe_anew
+from mtplx_core.engines.serial import SerialEngine
+from mtplx_core.models.trunk import Trunk
+from mtplx_core.caches.attention import fused_positions
 
 logger = logging.getLogger(__name__)
 

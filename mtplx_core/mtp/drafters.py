@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
 from mtplx_core.heads.base import Head
-from mtplx_core.ragged_cache import RaggedCache
+from mtplx_core.caches.ragged import RaggedCache
 
 PENDING_LIMIT = 16
 """Pairs a row may have waiting before the head is fed although nothing is drafted."""

@@ -17,18 +17,18 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
 
-from mtplx_core.cache_bytes import cache_bytes
+from mtplx_core.caches.row_bytes import cache_bytes
 from mtplx_core.engine import Geometry, PrefillProgress, Row, RowCycle, RowEnd, RowTokens, StepResult, TokenLogprob
 from mtplx_core.errors import EngineDeadError, UnsupportedModeError
-from mtplx_core.isolation import refuse_inside_mtp_lane
-from mtplx_core.loader import LoadedModel
-from mtplx_core.logprobs import LogprobArrays, logprob_arrays, row_logprobs
+from mtplx_core.engines.lane_guard import refuse_inside_mtp_lane
+from mtplx_core.models.loader import LoadedModel
+from mtplx_core.sampling.logprobs import LogprobArrays, logprob_arrays, row_logprobs
 from mtplx_core.models.grouped_masks import group_masks
 from mtplx_core.models.padding import padding_refusal
-from mtplx_core.penalties import RowHistory, has_penalties
-from mtplx_core.rows import Roster, RowProgress, with_end_tokens
-from mtplx_core.sampling import SamplingBatch
-from mtplx_core.serial import NOT_FINITE
+from mtplx_core.sampling.penalties import RowHistory, has_penalties
+from mtplx_core.engines.roster import Roster, RowProgress, with_end_tokens
+from mtplx_core.sampling.sampler import SamplingBatch
+from mtplx_core.engines.serial import NOT_FINITE
 
 _NO_LIMIT = sys.maxsize
 _by_priority = attrgetter("row.is_offline")
