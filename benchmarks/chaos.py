@@ -16,10 +16,10 @@ from typing import Any
 import click
 import psutil
 
-from benchmarks.mayhem.killer import LEASE_S, Killer
-from benchmarks.mayhem.ledger import Ledger
-from benchmarks.mayhem.proxy import Proxy
-from benchmarks.mayhem.traffic import ANSWER_S, POISON, RETENTION_S, Town, Traffic
+from benchmarks.faults.injector import LEASE_S, Killer
+from benchmarks.faults.ledger import Ledger
+from benchmarks.faults.proxy import Proxy
+from benchmarks.faults.traffic import ANSWER_S, POISON, RETENTION_S, Town, Traffic
 from benchmarks.ratios import report
 from broker import keys
 from broker.client.client import Client

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from benchmarks.mayhem.proxy import Proxy
+from benchmarks.faults.proxy import Proxy
 from tests.support.balancer import Balancer
 
 ENDS_WITHIN_S = 10.0

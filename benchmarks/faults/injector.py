@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable
 
 import httpx
 
-from benchmarks.mayhem.ledger import Ledger
-from benchmarks.mayhem.proxy import Proxy
-from benchmarks.mayhem.traffic import Town
+from benchmarks.faults.ledger import Ledger
+from benchmarks.faults.proxy import Proxy
+from benchmarks.faults.traffic import Town
 from broker import tasks
 from tests.support.stack import Stack, answers, connection, wait_until
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from benchmarks.mayhem.ledger import Ledger
+from benchmarks.faults.ledger import Ledger
 from broker.client.client import Client
 from broker.errors import BrokerError, RefusedError
 from broker.wire import Failed, Finished
