@@ -63,7 +63,7 @@ class Flow(NamedTuple):
 @click.option("--head", type=click.Path(path_type=Path, exists=True), help="Else the shipped one.")
 def main(*, quick: bool, as_json: bool, mode: str, head: Path | None) -> None:
     """Measure."""
-    from tests.support.stack import Stack
+    from harness.stack import Stack
 
     plan = Plan(4, 24, 10.0) if quick else Plan(12, 48, 40.0)
     stack = Stack()

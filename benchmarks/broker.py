@@ -17,7 +17,7 @@ import psutil
 
 from benchmarks.clients import chat_body, run_round, stream_answer
 from benchmarks.ratios import report
-from tests.support.stack import Stack
+from harness.stack import Stack
 
 STREAMS = 32
 ROWS = 32

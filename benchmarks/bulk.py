@@ -79,7 +79,7 @@ def main(*, quick: bool, as_json: bool, mode: str, rows: str, rounds: int, head:
 
 def compare(reference: MlxLm, rows: int, plan: Plan, worker: tuple[str, ...]) -> Comparison:
     """Pairs of rounds on lanes of so many rows; a short round before them warms both up."""
-    from tests.support.stack import Stack
+    from harness.stack import Stack
 
     stack = Stack()
     stack.arguments["worker"] = (*worker, "--decode-batch-max", str(rows), "--max-context-tokens", str(CONTEXT))
@@ -107,7 +107,7 @@ def questions(count: int) -> list[str]:
 def run_ours(stack: Any, plan: Plan) -> Done:
     """`mtplx run` as a process, greedy."""
     from console.supervisor import mtplx_command
-    from tests.support.stack import clean_environment
+    from harness.stack import clean_environment
 
     prompts, output = stack.folder / "prompts.jsonl", stack.folder / "answers.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in questions(plan.prompts)))

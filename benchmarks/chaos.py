@@ -24,7 +24,7 @@ from benchmarks.ratios import report
 from broker import keys
 from broker.client.client import Client
 from broker.wire import TERMINAL
-from tests.support.stack import Stack, answers, connection
+from harness.stack import Stack, answers, connection
 
 SETTLE_S = 60.0
 MARGIN_S = 120.0

@@ -21,7 +21,7 @@ from broker.connection.connect import connect
 from broker.former.daemon import Former, FormerConfig
 from broker.scripts import Bounds, Registration, Scripts, Submission, accept_call, source
 from broker.wire import Lane, Request, Ticket, encode, new_id, pack_tokens, seed_of
-from tests.support.stack import answers, redis_process, wait_until
+from harness.stack import answers, redis_process, wait_until
 
 DEPTHS = (1_000, 10_000, 100_000, 500_000)
 QUICK_DEPTHS = (1_000, 10_000, 50_000)

@@ -30,7 +30,7 @@ def main(*, quick: bool, as_json: bool, mode: str) -> None:
     blas = load_blas()
     rounds, max_tokens = (3, 32) if quick else (7, 96)
 
-    from tests.support.stack import Stack
+    from harness.stack import Stack
 
     stack = Stack()
     stack.arguments["worker"] = ("--scheduler-mode", mode, "--decode-batch-max", str(ROWS))
@@ -68,7 +68,7 @@ class DirectEngine:
         from mtplx_core.engine import Geometry, Profile, SchedulerMode
         from mtplx_core.models.fetch import default_cache_dir, default_model_dir
         from mtplx_core.models.loader import load_model
-        from tests.support.chat_prompts import chat_prompt
+        from harness.chat_prompts import chat_prompt
 
         folder = default_model_dir(default_cache_dir(os.environ))
         loaded = load_model(folder)

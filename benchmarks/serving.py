@@ -82,7 +82,7 @@ def main(
     blas = load_blas()
     plan = Plan(2, 1, 32) if quick else Plan(3, requests, 128)
 
-    from tests.support.stack import Stack, free_port
+    from harness.stack import Stack, free_port
 
     stack = Stack()
     drafting = ("--head", str(head.resolve())) if head is not None else ()

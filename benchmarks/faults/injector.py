@@ -14,7 +14,7 @@ from benchmarks.faults.ledger import Ledger
 from benchmarks.faults.proxy import Proxy
 from benchmarks.faults.traffic import Town
 from broker import tasks
-from tests.support.stack import Stack, answers, connection, wait_until
+from harness.stack import Stack, answers, connection, wait_until
 
 LEASE_S = 2.0
 PAUSE_MAX_MS = 400

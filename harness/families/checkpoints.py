@@ -17,7 +17,7 @@ from mlx_lm.utils import _get_classes
 
 from harness.families.configs import CONTEXT_ELSEWHERE, NESTED, OWN
 from harness.families.sizes import CONTEXT, USUAL
-from tests.support.models import tokenizer_texts
+from harness.models import tokenizer_texts
 
 EOS_TOKEN_ID = 2
 NEEDS_GPU = {"bitnet", "muse_spark"}

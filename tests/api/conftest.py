@@ -21,7 +21,7 @@ from api.http.protocol import bounded_protocol
 from broker.scripts import Idempotency, Quota
 from broker.wire import Request, Ticket
 from tests.api.fake import FakeBackend, FakeHandle, beating
-from tests.support.wait import PATIENCE_S
+from harness.wait import PATIENCE_S
 
 
 @asynccontextmanager

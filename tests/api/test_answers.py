@@ -12,7 +12,7 @@ from api.calls.stream import AHEAD, Answer, Choice, Chores, Fault
 from api.text.detokenizer import TextStream
 from broker.scripts import Accepted
 from broker.wire import Cause, Event, Failed, Finished, Tokens, pack_tokens
-from tests.support.wait import PATIENCE_S
+from harness.wait import PATIENCE_S
 
 STOP_TOKEN = 2
 ENDS: dict[str, tuple[Event, str]] = {

@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.api.fake import NAME, FakeBackend
-from tests.support.wait import PATIENCE_S
+from harness.wait import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

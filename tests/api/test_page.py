@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
-from tests.support.stack import Stack
+from harness.stack import Stack
 
 
 @pytest.fixture(scope="module")

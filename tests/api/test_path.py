@@ -17,8 +17,8 @@ from openai.types.chat import ChatCompletionMessageParam
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.api.conftest import http_client
-from tests.support.stack import Stack
-from tests.support.wait import PATIENCE_S
+from harness.stack import Stack
+from harness.wait import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -13,8 +13,8 @@ from broker import keys
 from broker.former.daemon import Former, FormerConfig
 from broker.registry import Registry
 from broker.scripts import Scripts
-from tests.support.clock import FakeClock
-from tests.support.redis_servers import SERVER_NAMES, ChildServer, InProcessServer, Server, ServerName, child_server
+from harness.clock import FakeClock
+from harness.redis_servers import SERVER_NAMES, ChildServer, InProcessServer, Server, ServerName, child_server
 
 
 @pytest.fixture(scope="session")

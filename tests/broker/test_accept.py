@@ -12,10 +12,10 @@ from broker import keys
 from broker.errors import ConflictError, QueueFullError
 from broker.scripts import DEFAULT_BOUNDS, Accepted, Bounds, Scripts
 from broker.wire import decode_request, decode_ticket, seed_of
-from tests.support import factories as make
-from tests.support.channels import listening
-from tests.support.reads import read_counts, read_state, read_waiting
-from tests.support.redis_servers import Server
+from harness import factories as make
+from harness.channels import listening
+from harness.reads import read_counts, read_state, read_waiting
+from harness.redis_servers import Server
 
 RETAIN_AND_A_WEEK_MS = 600_000 + 604_800_000
 

@@ -11,9 +11,9 @@ from broker import keys
 from broker.batches import BatchDesk, FileRecord
 from broker.scripts import DEFAULT_BOUNDS, Scripts
 from broker.wire import Failed
-from tests.support import factories as make
-from tests.support.reads import read_end, read_state
-from tests.support.wait import wait_until
+from harness import factories as make
+from harness.reads import read_end, read_state
+from harness.wait import wait_until
 
 FIELDS: dict[str, str | int] = {
     "key_id": "alice",

@@ -9,11 +9,11 @@ from redis.asyncio import Redis
 from broker import keys
 from broker.scripts import Scripts
 from broker.wire import Failed, decode_events
-from tests.support import factories as make
-from tests.support.channels import listening
-from tests.support.reads import read_counts, read_end, read_status, read_waiting
-from tests.support.redis_servers import Server
-from tests.support.running import accept, run_rows
+from harness import factories as make
+from harness.channels import listening
+from harness.reads import read_counts, read_end, read_status, read_waiting
+from harness.redis_servers import Server
+from harness.running import accept, run_rows
 
 Entry = dict[bytes, bytes]
 

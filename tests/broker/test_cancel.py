@@ -10,11 +10,11 @@ from redis.asyncio import Redis
 from broker import keys
 from broker.scripts import DEFAULT_BOUNDS, RowCommit, Scripts
 from broker.wire import Cause, Finished, decode_events, pack_tokens
-from tests.support import factories as make
-from tests.support.channels import listening
-from tests.support.reads import read_counts, read_end, read_state, read_status, read_waiting
-from tests.support.redis_servers import Server
-from tests.support.running import accept, run_rows
+from harness import factories as make
+from harness.channels import listening
+from harness.reads import read_counts, read_end, read_state, read_status, read_waiting
+from harness.redis_servers import Server
+from harness.running import accept, run_rows
 
 
 async def test_cancel_knows_no_request_that_was_never_accepted(scripts: Scripts) -> None:

@@ -13,10 +13,10 @@ from broker.former.daemon import Former
 from broker.former.row_limits import REMEMBER_S, SETTLE_S
 from broker.scripts import DEFAULT_BOUNDS, Scripts
 from broker.wire import Failed, Finished
-from tests.support import factories as make
-from tests.support.clock import FakeClock
-from tests.support.reads import read_counts, read_end, read_status, read_waiting
-from tests.support.running import accept, run_rows
+from harness import factories as make
+from harness.clock import FakeClock
+from harness.reads import read_counts, read_end, read_status, read_waiting
+from harness.running import accept, run_rows
 
 
 async def accept_costly(scripts: Scripts, request_id: str, *, max_tokens: int) -> None:

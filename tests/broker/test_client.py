@@ -16,9 +16,9 @@ from broker.client.replies import Inbox
 from broker.scripts import DEFAULT_BOUNDS, Accepted, Bounds, Idempotency, RowCommit, RowFinish, Scripts
 from broker.wire import Event, Failed, Finished, Seat, Tokens, encode_events, pack_tokens
 from tests.broker.conftest import ChildServers
-from tests.support import factories as make
-from tests.support.redis_servers import ChildServer, InProcessRedis, Server
-from tests.support.wait import PATIENCE_S
+from harness import factories as make
+from harness.redis_servers import ChildServer, InProcessRedis, Server
+from harness.wait import PATIENCE_S
 
 SILENCE_S = 0.1
 SEAT = Seat("r1", 1)

@@ -9,11 +9,11 @@ from redis.asyncio import Redis
 from broker import keys
 from broker.scripts import DEFAULT_BOUNDS, CommitResult, Refusal, RowCommit, Scripts
 from broker.wire import Logprob, Seat, encode, pack_tokens
-from tests.support import factories as make
-from tests.support.channels import listening
-from tests.support.reads import read_log
-from tests.support.redis_servers import Server
-from tests.support.running import run_rows
+from harness import factories as make
+from harness.channels import listening
+from harness.reads import read_log
+from harness.redis_servers import Server
+from harness.running import run_rows
 
 OK = CommitResult()
 

@@ -11,9 +11,9 @@ from broker import keys
 from broker.registry import Registry
 from broker.scripts import RECORD_TTL_MS, TOKENIZER_TTL_MS, Registration, Scripts
 from broker.wire import ModelCard, Seat, encode
-from tests.support import factories as make
-from tests.support.reads import read_counts, read_free_rows, read_waiting
-from tests.support.running import accept, run_rows
+from harness import factories as make
+from harness.reads import read_counts, read_free_rows, read_waiting
+from harness.running import accept, run_rows
 
 CARD = ModelCard("tiny@0a1b", "tiny", "hash", 2048, 1, 100, (0,))
 

@@ -11,8 +11,8 @@ from broker import keys
 from broker.dead_letters import DeadLetters
 from broker.errors import UnknownRequestError, WireError
 from broker.scripts import Scripts
-from tests.support.reads import read_state, read_status, read_waiting
-from tests.support.running import run_rows
+from harness.reads import read_state, read_status, read_waiting
+from harness.running import run_rows
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from broker.errors import BrokerUnavailableError
 from broker.registry import Registry
 from broker.scripts import Scripts
 from tests.broker.conftest import ChildServers
-from tests.support import factories as make
-from tests.support.redis_servers import ChildServer
-from tests.support.wait import wait_until
+from harness import factories as make
+from harness.redis_servers import ChildServer
+from harness.wait import wait_until
 
 NEVER_MS = 3_600_000
 

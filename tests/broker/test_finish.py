@@ -10,11 +10,11 @@ from redis.asyncio import Redis
 from broker import keys
 from broker.scripts import DEFAULT_BOUNDS, FinishResult, RowCommit, RowFinish, Scripts
 from broker.wire import Failed, Finished, Seat, Stats, decode_events, pack_tokens
-from tests.support import factories as make
-from tests.support.channels import listening
-from tests.support.reads import read_counts, read_end, read_free_rows, read_state, read_status
-from tests.support.redis_servers import Server
-from tests.support.running import run_rows
+from harness import factories as make
+from harness.channels import listening
+from harness.reads import read_counts, read_end, read_free_rows, read_state, read_status
+from harness.redis_servers import Server
+from harness.running import run_rows
 
 RETAIN_MS = 600_000
 

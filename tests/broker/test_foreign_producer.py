@@ -16,9 +16,9 @@ from broker.former.daemon import Former, FormerConfig
 from broker.scripts import Scripts
 from broker.wire import Request, Seat, decode_request, pack_tokens
 from tests.broker.conftest import ChildServers
-from tests.support import factories as make
-from tests.support.reads import read_jobs, read_state
-from tests.support.redis_servers import ChildServer
+from harness import factories as make
+from harness.reads import read_jobs, read_state
+from harness.redis_servers import ChildServer
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,9 +10,9 @@ from redis.asyncio import Redis
 from broker import keys
 from broker.scripts import DEFAULT_BOUNDS, Scripts
 from broker.wire import Seat
-from tests.support import factories as make
-from tests.support.reads import read_counts, read_free_rows, read_jobs, read_state, read_waiting
-from tests.support.running import accept, run_rows
+from harness import factories as make
+from harness.reads import read_counts, read_free_rows, read_jobs, read_state, read_waiting
+from harness.running import accept, run_rows
 
 
 async def test_form_sends_a_cohort_in_one_job(scripts: Scripts, client: Redis) -> None:

@@ -15,11 +15,11 @@ from broker.former.policy import PolicyConfig
 from broker.registry import Registry
 from broker.scripts import DEFAULT_BOUNDS, Scripts
 from broker.wire import Failed, Finished, Seat
-from tests.support import factories as make
-from tests.support.clock import FakeClock
-from tests.support.reads import read_counts, read_end, read_jobs, read_status, read_waiting
-from tests.support.redis_servers import InProcessRedis
-from tests.support.running import accept, run_rows
+from harness import factories as make
+from harness.clock import FakeClock
+from harness.reads import read_counts, read_end, read_jobs, read_status, read_waiting
+from harness.redis_servers import InProcessRedis
+from harness.running import accept, run_rows
 
 LEASE_S = 60.0
 

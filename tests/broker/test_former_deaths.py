@@ -12,10 +12,10 @@ from broker.former.daemon import Former
 from broker.registry import Registry
 from broker.scripts import RowCommit, Scripts
 from broker.wire import Seat, pack_tokens
-from tests.support import factories as make
-from tests.support.clock import FakeClock
-from tests.support.reads import read_counts, read_jobs, read_status, read_waiting
-from tests.support.running import accept, run_rows
+from harness import factories as make
+from harness.clock import FakeClock
+from harness.reads import read_counts, read_jobs, read_status, read_waiting
+from harness.running import accept, run_rows
 
 LEASE_S = 60.0
 

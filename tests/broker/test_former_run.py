@@ -19,11 +19,11 @@ from broker.errors import BrokerUnavailableError
 from broker.former.daemon import Former, FormerConfig
 from broker.registry import Registry
 from broker.scripts import DEFAULT_BOUNDS, Scripts
-from tests.support import factories as make
-from tests.support.reads import read_counts, read_free_rows, read_jobs, read_status
-from tests.support.redis_servers import ChildServer, Server, ServerName, child_server
-from tests.support.running import accept, run_rows
-from tests.support.wait import PATIENCE_S, wait_until
+from harness import factories as make
+from harness.reads import read_counts, read_free_rows, read_jobs, read_status
+from harness.redis_servers import ChildServer, Server, ServerName, child_server
+from harness.running import accept, run_rows
+from harness.wait import PATIENCE_S, wait_until
 
 NEVER_S = 3600.0
 

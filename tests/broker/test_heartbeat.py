@@ -14,9 +14,9 @@ from broker.errors import BrokerConfigError, BrokerUnavailableError
 from broker.registry import Registry
 from broker.scripts import Scripts
 from tests.broker.conftest import ChildServers
-from tests.support.redis_servers import ChildServer, InProcessServer
-from tests.support.relay import relayed
-from tests.support.wait import wait_until
+from harness.redis_servers import ChildServer, InProcessServer
+from harness.relay import relayed
+from harness.wait import wait_until
 
 TROUBLES = (
     BrokerUnavailableError("away"),

@@ -11,8 +11,8 @@ from broker import keys
 from broker.errors import ConflictError
 from broker.scripts import DEFAULT_BOUNDS, Idempotency, RowFinish, Scripts, Submission
 from broker.wire import Failed, Seat, Ticket
-from tests.support import factories as make
-from tests.support.reads import read_waiting
+from harness import factories as make
+from harness.reads import read_waiting
 
 NAME = Idempotency("order-66")
 

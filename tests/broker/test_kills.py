@@ -15,8 +15,8 @@ from broker.client.results import wait
 from broker.scripts import RowCommit, RowFinish, Scripts
 from broker.wire import Finished, Seat, pack_tokens
 from tests.broker.conftest import ChildServers
-from tests.support import factories as make
-from tests.support.wait import wait_until
+from harness import factories as make
+from harness.wait import wait_until
 
 READERS, KILLS = 60, 5
 NEVER_S = 3600.0

@@ -19,9 +19,9 @@ from broker.former.daemon import Former, FormerConfig
 from broker.former.policy import PolicyConfig
 from broker.scripts import DEFAULT_BOUNDS, Refusal, RowCommit, RowFinish, Scripts
 from broker.wire import TERMINAL, Cause, Finished, Seat, pack_tokens
-from tests.support import factories as make
-from tests.support.reads import read_counts, read_log, read_state, read_waiting
-from tests.support.redis_servers import InProcessServer
+from harness import factories as make
+from harness.reads import read_counts, read_log, read_state, read_waiting
+from harness.redis_servers import InProcessServer
 
 T = TypeVar("T")
 

@@ -12,9 +12,9 @@ from broker import keys
 from broker.former.waiting import RELOAD_S, Line
 from broker.scripts import DEFAULT_BOUNDS, Scripts
 from broker.wire import encode
-from tests.support import factories as make
-from tests.support.clock import FakeClock
-from tests.support.running import accept, run_rows
+from harness import factories as make
+from harness.clock import FakeClock
+from harness.running import accept, run_rows
 
 Fields = dict[bytes, bytes]
 

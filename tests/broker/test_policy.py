@@ -9,7 +9,7 @@ from broker.former.policy import Plan, PolicyConfig, plan
 from broker.former.capacity import Waiting, WorkerView
 from broker.former.fair_share import Shares
 from broker.wire import Ticket
-from tests.support import factories as make
+from harness import factories as make
 
 NOW_MS = 1_000_000
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from broker.former.policy import Plan, PolicyConfig, plan
 from broker.former.capacity import Waiting, WorkerView
 from broker.wire import Priority
-from tests.support import factories as make
+from harness import factories as make
 
 MODELS = ("m1@0", "m2@0")
 PRIORITIES: tuple[Priority, ...] = ("interactive", "offline")

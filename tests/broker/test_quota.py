@@ -11,7 +11,7 @@ from broker import keys
 from broker.errors import QuotaError
 from broker.scripts import DEFAULT_BOUNDS, Quota, RowCommit, RowFinish, Scripts, Submission
 from broker.wire import Finished, Seat, pack_tokens
-from tests.support import factories as make
+from harness import factories as make
 
 
 def metered(request_id: str, quota: Quota) -> Submission:

@@ -10,8 +10,8 @@ from redis.asyncio import Redis
 from broker import keys
 from broker.scripts import RowCommit, Scripts
 from broker.wire import Failed, Finished, decode_events, pack_tokens
-from tests.support.reads import read_end
-from tests.support.running import accept, run_rows
+from harness.reads import read_end
+from harness.running import accept, run_rows
 
 IDS = ["r", "r" * 31, "r" * 32, "r" * 255, "r" * 256, "r" * 1000, "räksmörgås-€"]
 

@@ -8,10 +8,10 @@ from broker import keys
 from broker.former.daemon import Former
 from broker.scripts import DEFAULT_BOUNDS, Registration, Scripts
 from broker.wire import Finished
-from tests.support import factories as make
-from tests.support.clock import FakeClock
-from tests.support.reads import read_end, read_status
-from tests.support.running import accept
+from harness import factories as make
+from harness.clock import FakeClock
+from harness.reads import read_end, read_status
+from harness.running import accept
 
 LEASE_S = 60.0
 API = "api-1"

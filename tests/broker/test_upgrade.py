@@ -11,10 +11,10 @@ from broker import keys
 from broker.former.daemon import Former, FormerConfig
 from broker.scripts import DEFAULT_BOUNDS, Scripts
 from broker.wire import WIRE_VERSION
-from tests.support import factories as make
-from tests.support.clock import FakeClock
-from tests.support.reads import read_jobs, read_status, read_waiting
-from tests.support.redis_servers import Server
+from harness import factories as make
+from harness.clock import FakeClock
+from harness.reads import read_jobs, read_status, read_waiting
+from harness.redis_servers import Server
 
 NEXT = WIRE_VERSION + 1
 

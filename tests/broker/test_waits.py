@@ -7,7 +7,7 @@ import random
 from broker.former.capacity import Waiting
 from broker.former.wait_estimates import Waits, lane_name
 from broker.wire import Priority
-from tests.support import factories as make
+from harness import factories as make
 
 LANE = lane_name(make.MODEL, "balanced")
 COST = 100

@@ -14,9 +14,9 @@ from redis.asyncio import Redis
 from broker import keys
 from broker.former.waiting import PAGES, Line
 from broker.wire import Ticket, encode
-from tests.support import factories as make
-from tests.support.clock import FakeClock
-from tests.support.redis_servers import InProcessServer
+from harness import factories as make
+from harness.clock import FakeClock
+from harness.redis_servers import InProcessServer
 
 PAGE, WINDOW = 5, 4
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

@@ -12,8 +12,8 @@ from broker.former.capacity import Waiting
 from broker.scripts import DEFAULT_BOUNDS, RowCommit, Scripts
 from broker.wire import Seat, pack_tokens
 from broker.former.preemption import Crowd, OfflineRow, YieldRules, give_way, places_of
-from tests.support import factories as make
-from tests.support.reads import read_jobs, read_status, read_waiting
+from harness import factories as make
+from harness.reads import read_jobs, read_status, read_waiting
 
 NOW_MS = 1_000_000
 RULES = YieldRules(NOW_MS, offline_age_ms=600_000, min_run_ms=5000)

@@ -25,9 +25,9 @@ from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
 from mtplx_core.engines.serial import SerialEngine
 from mtplx_core.models.trunk import Trunk
 from tests.mtplx_core.driving import Heard, run
-from tests.support.depths import Scheduled
-from tests.support.foreseeing import Foreseeing
-from tests.support.windowed import VOCAB_SIZE, WINDOW, windowed
+from harness.depths import Scheduled
+from harness.predicted_drafts import Foreseeing
+from harness.windowed import VOCAB_SIZE, WINDOW, windowed
 
 GEOMETRY = Geometry(decode_batch_max=3, max_context_tokens=200, depth=7, prefill_chunk_tokens=16)
 SAMPLED = Sampling(temperature=0.8, seed=77)

@@ -15,7 +15,7 @@ from mtplx_core.mtp.device_batch import new_trunk_cache
 from mtplx_core.errors import UnsupportedModeError
 from mtplx_core.models.trunk import Trunk, unsupported_reason
 from mtplx_core.caches.attention import attend
-from tests.support.windowed import FAMILIES, VOCAB_SIZE, WINDOW, WRAPPED, windowed, windowed_model
+from harness.windowed import FAMILIES, VOCAB_SIZE, WINDOW, WRAPPED, windowed, windowed_model
 
 AT_ODDS_WITH_ITSELF = "plamo3"
 """mlx-lm's mask of its window is one longer than the cache that the window is kept in."""

@@ -12,7 +12,7 @@ from console.daemons import worker_config
 from console.device import run_device_doctor
 from mtplx_core import device_checks
 from console.settings import Settings
-from tests.support.models import write_tiny_llama
+from harness.models import write_tiny_llama
 from workers.mlx_lane import MlxLane
 
 

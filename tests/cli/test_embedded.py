@@ -22,7 +22,7 @@ from broker.embedded import server as embedded
 from broker.embedded.server import Layout, Runtime
 from broker.errors import BrokerConfigError
 from tests.cli.processes import are_gone, children_of
-from tests.support.stack import wait_until
+from harness.stack import wait_until
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ import pytest
 from broker import keys
 from broker.connection.rights import acl_rules
 from tests.cli.processes import clean_environ
-from tests.support.stack import answers, connection, free_port, wait_until
+from harness.stack import answers, connection, free_port, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "operations.md").read_text()

@@ -15,8 +15,8 @@ import pytest
 
 from console.supervisor import EXIT_CONFIG, Child, ChildSpec, RestartPolicy, Supervisor, SupervisorError
 from tests.cli.processes import are_gone, children_of
-from tests.support.stack import wait_until
-from tests.support.wait import PATIENCE_S
+from harness.stack import wait_until
+from harness.wait import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRON = {"PATH": os.defpath, "PYTHONPATH": str(ROOT)}

@@ -19,7 +19,7 @@ import redis
 
 from console.supervisor import EXIT_CONFIG
 from tests.cli.processes import are_gone, children_of, clean_environ, command_of
-from tests.support.stack import free_port, wait_until
+from harness.stack import free_port, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_S = 60.0

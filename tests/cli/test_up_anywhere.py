@@ -18,7 +18,7 @@ import pytest
 from broker.embedded import guard
 from broker.embedded.server import default_data_dir
 from tests.cli.processes import clean_environ
-from tests.support.stack import free_port, wait_until
+from harness.stack import free_port, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_S = 90.0

@@ -13,7 +13,7 @@ import pytest
 
 from broker import keys
 from tests.cli.processes import clean_environ
-from tests.support.stack import answers, connection, free_port, redis_command, wait_until
+from harness.stack import answers, connection, free_port, redis_command, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = {

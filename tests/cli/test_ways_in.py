@@ -19,9 +19,9 @@ from broker.errors import BrokerUnavailableError
 from broker.former.daemon import Former, FormerConfig
 from broker.connection.rights import acl_rules, missing_rights
 from console.supervisor import EXIT_CONFIG
-from tests.support.redis_servers import ChildServer, child_server
-from tests.support.stack import connection, free_port
-from tests.support.tls import make_certificates
+from harness.redis_servers import ChildServer, child_server
+from harness.stack import connection, free_port
+from harness.tls import make_certificates
 
 DAEMONS = ("former", "worker", "api", "batch-worker")
 CALLS: Mapping[str, str | None] = {

@@ -12,7 +12,7 @@ from harness.families.checkpoints import NEEDS_GPU, NOT_HERE, write_checkpoint
 from harness.families.sizes import CONTEXT
 from mtplx_core.errors import ModelLoadError
 from mtplx_core.models.loader import UNBOUNDED_CONTEXT, load_model
-from tests.support.models import CONFIG, write_tiny_llama
+from harness.models import CONFIG, write_tiny_llama
 
 
 @pytest.mark.parametrize("family", ["dbrx", "gpt2", "kimi_linear", "lille-130m", "openelm"])

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from console.forge_cli import forge
-from tests.support.models import write_tiny_llama
+from harness.models import write_tiny_llama
 
 
 @pytest.fixture(autouse=True)

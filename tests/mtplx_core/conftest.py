@@ -10,7 +10,7 @@ from mtplx_core.build import build_engine
 from mtplx_core.engine import Engine, Geometry
 from mtplx_core.models.loader import LoadedModel
 from tests.mtplx_core.engine_cases import GEOMETRY, KINDS, Build
-from tests.support.models import tiny_llama
+from harness.models import tiny_llama
 
 
 @pytest.fixture(scope="module")

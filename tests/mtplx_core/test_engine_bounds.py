@@ -13,7 +13,7 @@ from mtplx_core.errors import EngineDeadError, RowRejectedError
 from mtplx_core.models.loader import LoadedModel
 from tests.mtplx_core.driving import run
 from tests.mtplx_core.engine_cases import NEIGHBOURS, ROWS, SAMPLED, Build
-from tests.support.models import VOCAB_SIZE, tiny_llama
+from harness.models import VOCAB_SIZE, tiny_llama
 
 POISON = 200
 BAD_ROWS = {

@@ -11,7 +11,7 @@ from mtplx_core.engine import Row, StepResult
 from mtplx_core.models.loader import LoadedModel
 from tests.mtplx_core.driving import assert_decided, run
 from tests.mtplx_core.engine_cases import BATCHED, KINDS, NEIGHBOURS, ROWS, SAMPLED, Build
-from tests.support.models import tiny_llama
+from harness.models import tiny_llama
 
 CHUNKED = [kind for kind in KINDS if kind != "b1_exact"]
 """Engines that split a prompt by the geometry; b1-exact splits it where mlx-lm does."""

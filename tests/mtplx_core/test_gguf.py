@@ -16,7 +16,7 @@ from mtplx_core.models.gguf import WeightFormat, convert_gguf, llama_weights, ml
 from mtplx_core.models.gguf_tokenizer import tokenizer_files
 from mtplx_core.models.loader import load_model
 from tests.mtplx_core.wheels import gguf_arrays, metadata, write_gguf
-from tests.support.models import CHAT_TEMPLATE, CONFIG, EOS_TOKEN_ID, random_llama
+from harness.models import CHAT_TEMPLATE, CONFIG, EOS_TOKEN_ID, random_llama
 
 
 @pytest.fixture

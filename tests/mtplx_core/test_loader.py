@@ -11,7 +11,7 @@ import pytest
 
 from mtplx_core.errors import ModelLoadError
 from mtplx_core.models.loader import load_model, weight_bytes
-from tests.support.models import CHAT_TEMPLATE, CONFIG, random_llama, write_tiny_llama
+from harness.models import CHAT_TEMPLATE, CONFIG, random_llama, write_tiny_llama
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from mtplx_core.sampling.sampler import SamplingBatch
 from mtplx_core.engines.scripted import Script, ScriptedEngine, scripted_completion
 from tests.mtplx_core.driving import Heard, run
 from tests.mtplx_core.engine_cases import GEOMETRY, Build
-from tests.support.models import tiny_llama
+from harness.models import tiny_llama
 
 LEAST = 7
 MOST = 16

@@ -13,7 +13,7 @@ from mtplx_core.build import build_engine
 from mtplx_core.engine import Geometry, Row, Sampling, SchedulerMode
 from mtplx_core.models.loader import LoadedModel
 from tests.mtplx_core.driving import run
-from tests.support.chat_prompts import chat_prompt
+from harness.chat_prompts import chat_prompt
 
 GEOMETRY = Geometry(decode_batch_max=4, max_context_tokens=256, prefill_chunk_tokens=128)
 QUESTION = "What is the capital of France?"

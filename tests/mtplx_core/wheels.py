@@ -11,7 +11,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from mtplx_core.models.fetch import ModelSource
-from tests.support.models import CHAT_TEMPLATE, CONFIG, EOS_TOKEN_ID, SPECIAL_TOKENS, random_llama
+from harness.models import CHAT_TEMPLATE, CONFIG, EOS_TOKEN_ID, SPECIAL_TOKENS, random_llama
 
 NAME, VERSION = "tinywheel", "1.0"
 _PLACES = {

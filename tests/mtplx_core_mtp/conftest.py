@@ -9,7 +9,7 @@ from mlx.utils import tree_map
 from mtplx_core.heads.attached import AttachedHead
 from mtplx_core.models.loader import LoadedModel
 from mtplx_core.models.trunk import Trunk
-from tests.support.models import VOCAB_SIZE, tiny_llama
+from harness.models import VOCAB_SIZE, tiny_llama
 
 
 def random_head(loaded: LoadedModel, *, seed: int = 3) -> AttachedHead:

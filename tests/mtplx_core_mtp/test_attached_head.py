@@ -16,7 +16,7 @@ from mtplx_core.heads.attached import DESCRIPTION_FILE, AttachedHead, load_attac
 from mtplx_core.mtp.assemble import load_head
 from mtplx_core.caches.ragged import plain_caches
 from mtplx_core.models.trunk import Trunk
-from tests.support.models import VOCAB_SIZE, tiny_llama
+from harness.models import VOCAB_SIZE, tiny_llama
 
 TOKENS = mx.array([[5, 9, 70, 9, 12, 33]])
 

@@ -15,7 +15,7 @@ from mtplx_core.models.loader import LoadedModel
 from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
 from tests.mtplx_core.driving import Heard, run
 from tests.mtplx_core_mtp.conftest import random_head
-from tests.support.models import tiny_llama
+from harness.models import tiny_llama
 
 END = 2
 SYSTEM = (*range(40, 60), END)

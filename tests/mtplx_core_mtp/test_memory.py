@@ -15,7 +15,7 @@ from mtplx_core.engine import Geometry, Row, Sampling, SchedulerMode
 from mtplx_core.errors import UnsupportedModeError
 from mtplx_core.models.memory import fit_geometry, plan_memory, plan_this_machine
 from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
-from tests.support.models import CONFIG, tiny_llama
+from harness.models import CONFIG, tiny_llama
 
 GIB = 1 << 30
 

@@ -15,7 +15,7 @@ from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
 from mtplx_core.engines.roster import with_end_tokens
 from mtplx_core.engines.serial import SerialEngine
 from tests.mtplx_core.driving import run
-from tests.support.knowing_head import KnowingHead
+from harness.knowing_head import KnowingHead
 
 GEOMETRY = Geometry(decode_batch_max=4, max_context_tokens=200, depth=7, prefill_chunk_tokens=16)
 by_order = pytest.mark.parametrize("overlaps", [True, False], ids=["overlapped", "in-turn"])

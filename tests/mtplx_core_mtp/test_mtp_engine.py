@@ -21,9 +21,9 @@ from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
 from mtplx_core.engines.serial import SerialEngine
 from tests.mtplx_core.driving import assert_decided, run
 from tests.mtplx_core_mtp.conftest import random_head
-from tests.support.depths import Scheduled
-from tests.support.knowing_head import KnowingHead
-from tests.support.models import tiny_llama
+from harness.depths import Scheduled
+from harness.knowing_head import KnowingHead
+from harness.models import tiny_llama
 
 GEOMETRY = Geometry(decode_batch_max=4, max_context_tokens=200, depth=7, prefill_chunk_tokens=16)
 SAMPLED = Sampling(temperature=0.9, top_p=0.9, seed=77)

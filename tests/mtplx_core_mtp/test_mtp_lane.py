@@ -26,7 +26,7 @@ from mtplx_core.mtp.probe import Probe, draft_shares, load_or_probe, probe_forwa
 from mtplx_core.models.trunk import Trunk
 from mtplx_core.caches.attention import fused_positions
 from tests.mtplx_core.driving import run
-from tests.support.models import MAMBA
+from harness.models import MAMBA
 
 GEOMETRY = Geometry(decode_batch_max=4, max_context_tokens=256, depth=1, prefill_chunk_tokens=64)
 

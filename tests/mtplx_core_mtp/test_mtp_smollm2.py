@@ -10,7 +10,7 @@ from mtplx_core.build import build_engine
 from mtplx_core.engine import Geometry, Row, Sampling, SchedulerMode
 from mtplx_core.models.loader import LoadedModel
 from tests.mtplx_core.driving import run
-from tests.support.chat_prompts import chat_prompt
+from harness.chat_prompts import chat_prompt
 
 GEOMETRY = Geometry(decode_batch_max=4, max_context_tokens=512, depth=2, prefill_chunk_tokens=64)
 QUESTIONS = (

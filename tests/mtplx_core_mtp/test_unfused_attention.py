@@ -13,7 +13,7 @@ from mtplx_core.mtp.device_batch import new_trunk_cache
 from mtplx_core.caches.ragged import RaggedCache
 from mtplx_core.models.trunk import Trunk
 from mtplx_core.caches.attention import attend, route_attention
-from tests.support.models import random_llama, tiny_llama
+from harness.models import random_llama, tiny_llama
 
 LENGTHS = (3, 400, 130, 127, 260)
 

@@ -16,7 +16,7 @@ from mtplx_core.heads.mimo import MimoHead
 from mtplx_core.heads.qwen import NORMS, QwenHead
 from mtplx_core.models.loader import LoadedModel
 from mtplx_core.models.trunk import Trunk
-from tests.support.models import VOCAB_SIZE, tokenizer_texts
+from harness.models import VOCAB_SIZE, tokenizer_texts
 
 nn: Any = mlx.nn
 

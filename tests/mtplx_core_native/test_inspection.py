@@ -30,7 +30,7 @@ from tests.mtplx_core_native.layouts import (
     under,
     write,
 )
-from tests.support.models import CONFIG, write_tiny_llama, write_tiny_mamba
+from harness.models import CONFIG, write_tiny_llama, write_tiny_mamba
 
 NAMES = {mx.float32: "F32", mx.bfloat16: "BF16", mx.uint32: "U32"}
 

@@ -25,8 +25,8 @@ from mtplx_core.engines.serial import SerialEngine
 from mtplx_core.models.trunk import Trunk
 from tests.mtplx_core.driving import Heard, run
 from tests.mtplx_core_native.layouts import DENSE, EXPERTS_35, NEXT, SIZE, loaded_of, tiny
-from tests.support.depths import Scheduled
-from tests.support.foreseeing import Foreseeing
+from harness.depths import Scheduled
+from harness.predicted_drafts import Foreseeing
 
 GEOMETRY = Geometry(decode_batch_max=3, max_context_tokens=160, depth=7, prefill_chunk_tokens=16)
 SAMPLED = Sampling(temperature=0.9, top_p=0.9, seed=77)

@@ -10,7 +10,7 @@ from openai import OpenAI
 
 from api.calls.client import TextClient
 from broker.client.client import Client
-from tests.support.stack import Stack
+from harness.stack import Stack
 
 WORKER = ("--engine", "scripted", "--script-step-s", "0.002", "--lease-s", "2")
 

@@ -11,9 +11,9 @@ import pytest_asyncio
 
 from broker import keys
 from broker.client.client import Client
-from tests.support.scripted import Ask, ask, hear
-from tests.support.stack import Stack
-from tests.support.wait import wait_until
+from harness.scripted import Ask, ask, hear
+from harness.stack import Stack
+from harness.wait import wait_until
 
 ROWS = 8
 STEP_S = 0.01

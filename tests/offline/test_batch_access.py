@@ -10,7 +10,7 @@ from openai import AuthenticationError, NotFoundError, OpenAI
 
 from api.auth import hash_key
 from tests.offline.batch_files import jsonl, line, submit, wait_for
-from tests.support.stack import Stack
+from harness.stack import Stack
 
 
 @pytest.fixture(scope="module")

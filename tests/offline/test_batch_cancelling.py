@@ -17,7 +17,7 @@ from api.calls.client import TextClient
 from broker.batches import BatchDesk, BatchRecord
 from tests.offline.batch_files import jsonl, line
 from tests.offline.test_batch_lease import BATCH, FIELDS, Calls
-from tests.support.redis_servers import InProcessServer
+from harness.redis_servers import InProcessServer
 
 LINES = jsonl([line("a"), line("b"), line("c")])
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from console.supervisor import mtplx_command
 from tests.offline.batch_files import jsonl, line
-from tests.support.stack import Stack, clean_environment
+from harness.stack import Stack, clean_environment
 
 
 def batch(stack: Stack, *words: str) -> subprocess.CompletedProcess[str]:

@@ -26,8 +26,8 @@ from broker.batches import BatchDesk, BatchRecord
 from broker.errors import BrokerConfigError, BrokerUnavailableError
 from broker.wire import Cause
 from tests.offline.batch_files import jsonl, line
-from tests.support.redis_servers import InProcessServer
-from tests.support.wait import PATIENCE_S, wait_until
+from harness.redis_servers import InProcessServer
+from harness.wait import PATIENCE_S, wait_until
 
 BATCH = "batch-1"
 ENDPOINT = "/v1/completions"

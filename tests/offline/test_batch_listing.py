@@ -15,7 +15,7 @@ from broker import keys
 from broker.batches import BatchDesk
 from tests.api.conftest import api_config, openai_client, serving
 from tests.api.fake import FakeBackend
-from tests.support.redis_servers import ChildServer, child_server
+from harness.redis_servers import ChildServer, child_server
 
 FIELDS: dict[str, str | int] = {
     "key_id": "",

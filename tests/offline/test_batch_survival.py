@@ -19,8 +19,8 @@ from console.overview import take_overview
 from tests.offline.batch_files import jsonl, line, read, submit, wait_for
 from tests.offline.conftest import WORKER
 from tests.offline.test_text_client import text_of
-from tests.support.scripted import ask
-from tests.support.stack import Stack, answers, connection, wait_until
+from harness.scripted import ask
+from harness.stack import Stack, answers, connection, wait_until
 
 LINES = 2000
 

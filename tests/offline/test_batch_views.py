@@ -10,7 +10,7 @@ from openai import OpenAI
 
 from console.supervisor import mtplx_command
 from tests.offline.batch_files import jsonl, line, submit, wait_for
-from tests.support.stack import Stack, clean_environment
+from harness.stack import Stack, clean_environment
 
 
 def test_running_batch_is_counted_apart_and_shown_with_its_progress(openai: OpenAI, offline_stack: Stack) -> None:

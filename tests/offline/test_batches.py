@@ -7,7 +7,7 @@ from openai import BadRequestError, ConflictError, NotFoundError, OpenAI
 
 from tests.offline.batch_files import jsonl, line, read, submit, wait_for
 from tests.offline.test_text_client import text_of
-from tests.support.scripted import ask
+from harness.scripted import ask
 
 
 def test_batch_answers_every_line_of_its_file(openai: OpenAI) -> None:

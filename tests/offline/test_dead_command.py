@@ -9,7 +9,7 @@ import pytest
 from openai import APIStatusError, OpenAI
 
 from console.supervisor import mtplx_command
-from tests.support.stack import Stack, clean_environment, connection
+from harness.stack import Stack, clean_environment, connection
 from workers.scripted_lane import NAME
 
 

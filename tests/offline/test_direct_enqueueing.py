@@ -10,9 +10,9 @@ from broker.errors import ConflictError, UnknownRequestError
 from broker.scripts import Idempotency
 from broker.client.sync import SyncClient
 from broker.wire import Finished, Tokens
-from tests.support.scripted import ask
-from tests.support.stack import Stack
-from tests.support.wait import PATIENCE_S, wait_until
+from harness.scripted import ask
+from harness.stack import Stack
+from harness.wait import PATIENCE_S, wait_until
 
 
 async def test_result_is_read_later_by_id_without_ever_having_listened(client: Client, offline_stack: Stack) -> None:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
-from tests.support.stack import Stack
+from harness.stack import Stack
 
 DATA = b'{"custom_id": "a"}\n' * 1000
 

@@ -28,7 +28,7 @@ from api.batch.checked_job import RUN, CheckedJob
 from api.batch.queue import QUEUE, BatchQueue, connect_blocking
 from api.batch.worker import BatchWorkerConfig, run_batch_worker
 from broker import keys
-from tests.support.redis_servers import ChildServer, child_server
+from harness.redis_servers import ChildServer, child_server
 
 BATCH = "batch-0123456789abcdef01234567"
 

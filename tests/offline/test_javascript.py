@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.scripted import ask
-from tests.support.stack import Stack, free_port
+from harness.scripted import ask
+from harness.stack import Stack, free_port
 from workers.scripted_lane import NAME, encode_text
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

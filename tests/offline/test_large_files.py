@@ -11,7 +11,7 @@ import pytest
 from openai import OpenAI
 
 from tests.offline.batch_files import jsonl, line, wait_for
-from tests.support.stack import Stack
+from harness.stack import Stack
 
 LINES = 50_000
 SIZE = 200 * 1000 * 1000

@@ -22,8 +22,8 @@ from broker.scripts import Registration
 from broker.wire import ModelCard, Request, Sampling, SamplingDefaults, Ticket, decode_request, encode, pack_tokens
 from console.supervisor import mtplx_command
 from tests.offline.batch_files import jsonl, line, submit
-from tests.support import factories as make
-from tests.support.stack import Stack, clean_environment, connection, wait_until
+from harness import factories as make
+from harness.stack import Stack, clean_environment, connection, wait_until
 from workers.scripted_lane import IDENTITY, NAME, VOCAB_SIZE, encode_text, tokenizer_files
 
 SAID = SamplingDefaults(0.6, 0.95, 20, 0.05, 1.05, 64)

@@ -13,8 +13,8 @@ from api.calls.client import Terms, TextClient
 from broker.client.client import Client
 from broker.errors import QueueFullError, UnknownRequestError
 from broker.scripts import Bounds
-from tests.support.scripted import ask
-from tests.support.stack import Stack
+from harness.scripted import ask
+from harness.stack import Stack
 from workers.scripted_lane import NAME, encode_text
 
 

@@ -24,7 +24,7 @@ from api.batch.worker import ORPHAN_S, BatchWorkerConfig, run_batch_worker, tidy
 from api.batch.file_store import FileStore, content_path
 from broker import keys
 from broker.batches import BatchDesk, FileRecord
-from tests.support.redis_servers import ChildServer, child_server
+from harness.redis_servers import ChildServer, child_server
 
 FIELDS: dict[str, str | int] = {
     "key_id": "",

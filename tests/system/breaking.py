@@ -11,9 +11,9 @@ import httpx
 
 from broker import keys
 from broker.client.client import Client
-from tests.support.stack import Stack
-from tests.support.told import Told, body_of, listen
-from tests.support.wait import PATIENCE_S
+from harness.stack import Stack
+from harness.announcements import Told, body_of, listen
+from harness.wait import PATIENCE_S
 
 
 class Streams:

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from broker.client.client import Client
-from tests.support.stack import Stack
+from harness.stack import Stack
 from tests.system.breaking import Streams, http_of, streams_of
 
 LEASE_S = "2"

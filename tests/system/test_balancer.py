@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from benchmarks.faults.proxy import Proxy
-from tests.support.balancer import Balancer
+from harness.balancer import Balancer
 
 ENDS_WITHIN_S = 10.0
 HEALTHY = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"

@@ -7,8 +7,8 @@ from collections import Counter
 
 import httpx
 
-from tests.support.stack import Stack
-from tests.support.told import body_of
+from harness.stack import Stack
+from harness.announcements import body_of
 
 CALLS = 300
 

@@ -12,9 +12,9 @@ import pytest_asyncio
 from broker import keys
 from broker.client.client import Client
 from broker.wire import Finished, Progress
-from tests.support.scripted import ask, hear
-from tests.support.stack import Stack
-from tests.support.wait import PATIENCE_S
+from harness.scripted import ask, hear
+from harness.stack import Stack
+from harness.wait import PATIENCE_S
 
 CHUNK = 32
 BUDGET = 3000

@@ -11,7 +11,7 @@ import pytest
 
 from broker import keys
 from broker.client.client import Client
-from tests.support.stack import Stack, wait_until
+from harness.stack import Stack, wait_until
 from tests.system.breaking import Streams, state_of, until, until_async
 
 LEASE_S = "2"

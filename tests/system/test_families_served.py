@@ -19,7 +19,7 @@ from harness.families.checkpoints import write_checkpoint
 from mtplx_core.models.loader import load_model
 from tests.cli.processes import are_gone, children_of
 from tests.cli.test_up import Up
-from tests.support.stack import READY_S, Stack, wait_until
+from harness.stack import READY_S, Stack, wait_until
 
 SERVED = ("granite", "gemma2", "minimax", "gpt_oss")
 REFUSED = "phi3small"

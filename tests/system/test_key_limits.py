@@ -12,9 +12,9 @@ import pytest
 from api.auth import hash_key, new_key
 from mtplx_core.engine import Row
 from mtplx_core.engines.scripted import scripted_completion
-from tests.support.scripted import SCRIPT
-from tests.support.stack import Stack
-from tests.support.wait import PATIENCE_S
+from harness.scripted import SCRIPT
+from harness.stack import Stack
+from harness.wait import PATIENCE_S
 from workers.scripted_lane import encode_text
 
 REQUESTS, TOKENS = 4, 600

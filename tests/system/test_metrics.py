@@ -12,7 +12,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.stack import Stack, wait_until
+from harness.stack import Stack, wait_until
 
 EACH = 6
 PROMPT = "Count me"

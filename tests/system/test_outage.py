@@ -17,8 +17,8 @@ import pytest
 import pytest_asyncio
 
 from broker import keys
-from tests.support.stack import Stack, connection
-from tests.support.told import Told
+from harness.stack import Stack, connection
+from harness.announcements import Told
 from tests.system.breaking import complete, http_of, streams_of, until
 
 How = Literal["frozen", "killed"]

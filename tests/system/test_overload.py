@@ -17,9 +17,9 @@ from api.fleet.catalog import estimated_wait_s
 from broker import keys
 from broker.client.client import Client
 from broker.former.wait_estimates import lane_name
-from tests.support.scripted import PROFILE
-from tests.support.stack import Stack, connection
-from tests.support.told import body_of, expected
+from harness.scripted import PROFILE
+from harness.stack import Stack, connection
+from harness.announcements import body_of, expected
 from tests.system.breaking import Streams, complete, http_of, streams_of, until, until_async
 from workers.scripted_lane import IDENTITY
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.faults.proxy import Proxy
-from tests.support.wait import PATIENCE_S
+from harness.wait import PATIENCE_S
 
 END = b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$9\r\n\xa8finished\r\n"
 NEWS = b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$4\r\nnews\r\n"

@@ -11,9 +11,9 @@ import pytest
 
 from broker import keys
 from broker.client.client import Client
-from tests.support.scripted import ask, hear
-from tests.support.stack import Stack, connection, wait_until
-from tests.support.wait import PATIENCE_S
+from harness.scripted import ask, hear
+from harness.stack import Stack, connection, wait_until
+from harness.wait import PATIENCE_S
 
 ENTRIES = 40
 Spoil = Callable[[Any, random.Random], None]

@@ -17,8 +17,8 @@ from broker.wire import decode_events, unpack_tokens
 from mtplx_core.sampling.audit import audit
 from mtplx_core.engine import Sampling
 from mtplx_core.models.loader import LoadedModel
-from tests.support.chat_prompts import chat_prompt
-from tests.support.stack import Stack
+from harness.chat_prompts import chat_prompt
+from harness.stack import Stack
 
 MODEL = "smollm2-135m"
 QUESTIONS = ("What is the capital of France?", "Say a fruit.", "Count from one to five.", "What is snow made of?")

@@ -16,8 +16,8 @@ from broker.wire import unpack_tokens
 from mtplx_core.sampling.audit import audit
 from mtplx_core.engine import Sampling
 from mtplx_core.models.loader import LoadedModel
-from tests.support.chat_prompts import chat_prompt
-from tests.support.stack import Stack
+from harness.chat_prompts import chat_prompt
+from harness.stack import Stack
 from tests.system.breaking import until_async
 
 MODEL = "smollm2-135m"

@@ -7,9 +7,9 @@ import signal
 
 import httpx
 
-from tests.support.balancer import Balancer
-from tests.support.stack import Stack, wait_until
-from tests.support.told import Told, listen
+from harness.balancer import Balancer
+from harness.stack import Stack, wait_until
+from harness.announcements import Told, listen
 
 LENGTHS = (1, 20, 60, 200)
 CLIENTS = 10

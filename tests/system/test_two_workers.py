@@ -9,8 +9,8 @@ from typing import Any
 from broker import keys
 from broker.client.client import Client
 from broker.wire import Finished
-from tests.support.scripted import Ask, Heard, ask, hear
-from tests.support.stack import Stack, wait_until
+from harness.scripted import Ask, Heard, ask, hear
+from harness.stack import Stack, wait_until
 
 
 async def submit_all(client: Client, asks: Sequence[Ask]) -> list[Heard]:

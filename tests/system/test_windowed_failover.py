@@ -20,7 +20,7 @@ from harness.families.sizes import CONTEXT, WINDOW
 from mtplx_core.sampling.audit import audit
 from mtplx_core.engine import Sampling
 from mtplx_core.models.loader import load_model
-from tests.support.stack import Stack
+from harness.stack import Stack
 from tests.system.breaking import until_async
 
 FAMILY = "gpt_oss"

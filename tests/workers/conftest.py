@@ -10,8 +10,8 @@ from redis.asyncio import Redis
 
 from broker import keys
 from broker.scripts import Scripts
-from tests.support.clock import FakeClock
-from tests.support.redis_servers import ChildServer, Server, child_server
+from harness.clock import FakeClock
+from harness.redis_servers import ChildServer, Server, child_server
 from tests.workers.rig import FragileServer, Rig
 
 

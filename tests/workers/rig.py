@@ -17,9 +17,9 @@ from broker.text.token_bytes import byte_table, text_of
 from broker.wire import Request, Sampling, Seat, Ticket, pack_tokens, seed_of
 from mtplx_core.engine import Engine, Geometry, Row
 from mtplx_core.engines.scripted import Script, ScriptedEngine, Work, scripted_completion
-from tests.support.clock import FakeClock
-from tests.support.redis_servers import InProcessServer, Server
-from tests.support.wait import PATIENCE_S
+from harness.clock import FakeClock
+from harness.redis_servers import InProcessServer, Server
+from harness.wait import PATIENCE_S
 from workers.config import ScriptConfig, WorkerConfig
 from workers.daemon import Links, Worker
 from workers.lane import ServedModel

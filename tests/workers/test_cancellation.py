@@ -7,8 +7,8 @@ from typing import Any, cast
 from redis.asyncio import Redis
 
 from broker import keys
-from tests.support.reads import read_counts, read_free_rows, read_log, read_state
-from tests.support.redis_servers import Server
+from harness.reads import read_counts, read_free_rows, read_log, read_state
+from harness.redis_servers import Server
 from tests.workers.rig import Rig, opened
 
 

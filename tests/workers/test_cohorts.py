@@ -13,8 +13,8 @@ from redis.asyncio import Redis
 from broker import keys
 from broker.wire import Finished
 from mtplx_core.engines.scripted import Fault
-from tests.support.reads import read_end, read_log
-from tests.support.redis_servers import Server
+from harness.reads import read_end, read_log
+from harness.redis_servers import Server
 from tests.workers.rig import Rig, opened, serving
 from workers.cohort_log import CohortLedger
 from workers.config import ScriptConfig

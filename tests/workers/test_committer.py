@@ -23,9 +23,9 @@ from broker.wire import (
     pack_tokens,
 )
 from mtplx_core.engines.scripted import Fault
-from tests.support.channels import listening
-from tests.support.reads import read_end, read_free_rows, read_log, read_state, read_status
-from tests.support.redis_servers import Server
+from harness.channels import listening
+from harness.reads import read_end, read_free_rows, read_log, read_state, read_status
+from harness.redis_servers import Server
 from tests.workers.rig import FragileServer, Rig, opened, seat, wait_until
 from workers.config import ScriptConfig
 from workers.scripted_lane import script_of

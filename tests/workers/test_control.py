@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from broker import keys
 from broker.errors import BrokerUnavailableError
-from tests.support.redis_servers import Server
+from harness.redis_servers import Server
 from tests.workers.rig import FragileServer, wait_until, wait_until_async
 from workers.cancel_listener import ControlListener
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from broker.errors import BrokerUnavailableError
-from tests.support.wait import PATIENCE_S
+from harness.wait import PATIENCE_S
 from workers.step_runner import Crew, persist
 
 

@@ -15,8 +15,8 @@ from broker.errors import BrokerConfigError
 from broker.registry import Registry
 from mtplx_core.errors import ModelLoadError
 from mtplx_core.engines.scripted import Fault
-from tests.support.reads import read_end, read_jobs, read_log, read_state, read_status, read_waiting
-from tests.support.redis_servers import ChildServer, Server
+from harness.reads import read_end, read_jobs, read_log, read_state, read_status, read_waiting
+from harness.redis_servers import ChildServer, Server
 from tests.workers.rig import CONFIG, FragileServer, Rig, accepts, opened, seat, serving, wait_until, wait_until_async
 from workers.config import ScriptConfig
 from workers.step_runner import RETRY_MAX_S, Crew, Step

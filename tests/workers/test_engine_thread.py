@@ -12,7 +12,7 @@ import pytest
 from mtplx_core.engine import Geometry, Row
 from mtplx_core.errors import EngineDeadError
 from mtplx_core.engines.scripted import Fault, Script, ScriptedEngine, scripted_completion
-from tests.support.wait import PATIENCE_S
+from harness.wait import PATIENCE_S
 from tests.workers.rig import Hang
 from workers.engine_thread import Answered, Delivery, Died, EngineThread, Rejected, Stepped
 

@@ -12,9 +12,9 @@ from redis.asyncio import Redis
 from broker.registry import Registry
 from broker.scripts import Registration, Scripts
 from broker.wire import Seat
-from tests.support.reads import read_state, read_status
-from tests.support.redis_servers import Server
-from tests.support.wait import PATIENCE_S
+from harness.reads import read_state, read_status
+from harness.redis_servers import Server
+from harness.wait import PATIENCE_S
 from tests.workers.rig import CONFIG, Rig, serving, wait_until
 from workers.membership import Membership
 

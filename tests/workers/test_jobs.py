@@ -12,10 +12,10 @@ from broker import keys
 from broker.errors import BrokerUnavailableError, WireError
 from broker.scripts import DEFAULT_BOUNDS, RowCommit, Scripts
 from broker.wire import WIRE_VERSION, Failed, Logprob, Seat, encode, pack_tokens, seed_of
-from tests.support import factories as make
-from tests.support.reads import read_end, read_jobs, read_status
-from tests.support.redis_servers import ChildServer
-from tests.support.running import run_rows
+from harness import factories as make
+from harness.reads import read_end, read_jobs, read_status
+from harness.redis_servers import ChildServer
+from harness.running import run_rows
 from tests.workers.rig import FragileServer
 from workers.jobs import Entry, JobReader, Tongue, parse_seats
 

@@ -12,8 +12,8 @@ from broker import keys
 from broker.registry import Registry
 from broker.scripts import DEFAULT_BOUNDS, Scripts
 from broker.wire import ModelCard, Seat
-from tests.support import factories as make
-from tests.support.reads import read_free_rows, read_state, read_waiting
+from harness import factories as make
+from harness.reads import read_free_rows, read_state, read_waiting
 from workers.membership import Membership, Offer, Phase, Vitals
 
 CARD = ModelCard(make.MODEL, "tiny", "t0", 2048, 0, 300)

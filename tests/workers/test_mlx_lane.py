@@ -27,9 +27,9 @@ from mtplx_core.models.loader import LoadedModel, load_model
 from mtplx_core.engines.serial import SerialEngine
 from mtplx_core.models.trunk import Trunk
 from tests.mtplx_core.driving import run
-from tests.support.models import EOS_TOKEN_ID, write_tiny_llama, write_tiny_mamba
-from tests.support.reads import read_log, read_status
-from tests.support.wait import PATIENCE_S
+from harness.models import EOS_TOKEN_ID, write_tiny_llama, write_tiny_mamba
+from harness.reads import read_log, read_status
+from harness.wait import PATIENCE_S
 from tests.workers.rig import FragileServer
 from workers.config import WorkerConfig
 from workers.daemon import Links, Worker

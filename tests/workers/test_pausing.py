@@ -12,8 +12,8 @@ from redis.asyncio import Redis
 from broker import keys
 from broker.errors import BrokerUnavailableError
 from broker.wire import Finished, Seat
-from tests.support.reads import read_end, read_free_rows, read_log, read_state, read_status, read_waiting
-from tests.support.redis_servers import Server
+from harness.reads import read_end, read_free_rows, read_log, read_state, read_status, read_waiting
+from harness.redis_servers import Server
 from tests.workers.rig import FragileServer, Rig, opened, wait_until
 
 OVER_MS = 600_000

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from broker.registry import Registry
-from tests.support.redis_servers import ChildServer
+from harness.redis_servers import ChildServer
 from tests.workers.rig import CONFIG, wait_until_async
 from workers.daemon import run_worker
 

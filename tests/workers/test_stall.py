@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.support.clock import FakeClock
+from harness.clock import FakeClock
 from workers.errors import StalledError
 from workers.stall_watch import StallWatch
 

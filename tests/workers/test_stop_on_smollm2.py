@@ -8,7 +8,7 @@ from mtplx_core.mtp.depth import FixedDepth
 from mtplx_core.engine import Geometry
 from mtplx_core.models.loader import LoadedModel
 from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
-from tests.support.chat_prompts import chat_prompt
+from harness.chat_prompts import chat_prompt
 from workers.running_row import LiveRow
 from workers.row_table import RowTable
 from workers.stop_detection import RowText

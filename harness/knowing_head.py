@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from mtplx_core.models.loader import LoadedModel
-from tests.support.models import VOCAB_SIZE
+from harness.models import VOCAB_SIZE
 
 
 class KnowingHead:

@@ -10,7 +10,7 @@ import httpx
 
 from mtplx_core.engine import Row
 from mtplx_core.engines.scripted import scripted_completion
-from tests.support.scripted import SCRIPT
+from harness.scripted import SCRIPT
 from workers.scripted_lane import NAME, encode_text
 
 NOTHING, DONE = "nothing", "done"

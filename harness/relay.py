@@ -12,7 +12,7 @@ from pathlib import Path
 from redis.asyncio import Redis
 
 from broker.connection.connect import connect
-from tests.support.redis_servers import ChildServer
+from harness.redis_servers import ChildServer
 
 
 class Relay:

@@ -9,8 +9,8 @@ from typing import Any, cast
 from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 
-from tests.support.redis_servers import Server
-from tests.support.wait import PATIENCE_S
+from harness.redis_servers import Server
+from harness.wait import PATIENCE_S
 
 
 class Ear:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from broker.scripts import DEFAULT_BOUNDS, Scripts
 from broker.wire import Priority, Seat
-from tests.support import factories as make
+from harness import factories as make
 
 
 async def accept(scripts: Scripts, *request_ids: str, priority: Priority = "interactive") -> None:

@@ -24,7 +24,7 @@ import httpx
 import redis
 
 from broker import keys
-from tests.support.wait import PATIENCE_S
+from harness.wait import PATIENCE_S
 
 Kind = Literal["redis", "former", "worker", "api", "batcher"]
 READY_S = 180.0
