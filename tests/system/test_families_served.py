@@ -17,8 +17,8 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from harness.families.checkpoints import write_checkpoint
 from mtplx_core.models.loader import load_model
-from tests.cli.processes import are_gone, children_of
-from tests.cli.test_up import Up
+from tests.console.processes import are_gone, children_of
+from tests.console.test_up import Up
 from harness.stack import READY_S, Stack, wait_until
 
 SERVED = ("granite", "gemma2", "minimax", "gpt_oss")
