@@ -10,7 +10,7 @@ WORKDIR /opt/mtplx
 COPY requirements.lock ./
 RUN pip install --no-cache-dir --require-hashes -r requirements.lock
 
-COPY LICENSE README.md pyproject.toml mtplx.py console/settings.py console/supervisor.py ./
+COPY LICENSE README.md pyproject.toml mtplx.py ./
 COPY api api
 COPY broker broker
 COPY console console

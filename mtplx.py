@@ -131,8 +131,8 @@ def worker(*, with_parent: bool, **flags: object) -> None:
     """Run one worker: load the model and decode what the former sends."""
     settings = _begin(flags, with_parent=with_parent)
 
-    from console.keep_awake import keep_awake
     from console.daemons import worker_config
+    from console.keep_awake import keep_awake
     from workers.daemon import run_worker
     from workers.errors import LaneError, WorkerError
 
@@ -186,8 +186,8 @@ def key(*, name: str, **flags: object) -> None:
 @click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
 def status(*, as_json: bool, **flags: object) -> None:
     """Show workers, lanes, queues, rows and how Redis persists."""
-    from console.status import run_status
     from console.addresses import redis_url_of
+    from console.status import run_status
 
     run_status(redis_url_of(_settings(flags)), as_json=as_json)
 
@@ -196,8 +196,8 @@ def status(*, as_json: bool, **flags: object) -> None:
 @takes(configuration.LOOK)
 def top(**flags: object) -> None:
     """Show the same, live, until Ctrl-C."""
-    from console.status import run_top
     from console.addresses import redis_url_of
+    from console.status import run_top
 
     run_top(redis_url_of(_settings(flags)))
 

@@ -14,24 +14,24 @@ from litestar.response import Response
 from litestar.types import Message, Scope
 
 from api.auth import load_keys
-from api.fleet.backend import Backend, RedisBackend
-from api.http.batches import cancel_batch, create_batch, get_batch, list_batches
-from api.text.tokenizers import Bundles
-from api.config import ApiConfig
-from api.http.dependencies import DEPENDENCIES, HttpRequest
-from api.errors import ApiError, from_broker
-from api.http.files import create_file, delete_file, get_file, get_file_content, list_files
-from api.openai.formats import error_body
-from api.http.completions import create_chat_completion, create_completion
-from api.http.application import Application
-from api.http.callers import check_page, cors_of
-from api.http.models_health import get_health, get_metrics, get_model, list_models
-from api.calls.idempotency import Detached
-from api.fleet.metrics import Metrics
-from api.fleet.catalog import SILENT_LEASES, SILENT_S, Catalog
 from api.batch.access import Offline
+from api.calls.idempotency import Detached
+from api.config import ApiConfig
+from api.errors import ApiError, from_broker
+from api.fleet.backend import Backend, RedisBackend
+from api.fleet.catalog import SILENT_LEASES, SILENT_S, Catalog
+from api.fleet.metrics import Metrics
+from api.http.application import Application
+from api.http.batches import cancel_batch, create_batch, get_batch, list_batches
+from api.http.callers import check_page, cors_of
+from api.http.completions import create_chat_completion, create_completion
+from api.http.dependencies import DEPENDENCIES, HttpRequest
+from api.http.files import create_file, delete_file, get_file, get_file_content, list_files
+from api.http.models_health import get_health, get_metrics, get_model, list_models
 from api.http.pages import get_docs, get_openapi, get_page, get_static
 from api.http.services import Services
+from api.openai.formats import error_body
+from api.text.tokenizers import Bundles
 from broker.client.client import Client
 from broker.errors import BrokerError, BrokerUnavailableError
 from broker.scripts import Bounds

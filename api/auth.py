@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from api.errors import ApiConfigError, InvalidKeyError
 from api.calls.prepare import Payer
+from api.errors import ApiConfigError, InvalidKeyError
 from broker.scripts import Quota
 
 logger = logging.getLogger(__name__)

@@ -148,8 +148,8 @@ class Check:
     def _decode(self, rows: Sequence[Any]) -> tuple[dict[str, list[int]], int, dict[str, Any]]:
         """Answers by the MTP lane, how many rows were dropped on the way, and the engine's counters."""
         from mtplx_core.engine import Geometry
-        from mtplx_core.mtp.assemble import build_mtp_engine, usual_depth
         from mtplx_core.models.trunk import Trunk
+        from mtplx_core.mtp.assemble import build_mtp_engine, usual_depth
 
         rng = np.random.default_rng(2)
         geometry = Geometry(self._plan.width, 1024, usual_depth(Trunk(self._loaded.model)))

@@ -191,8 +191,8 @@ class Bench:
     ) -> None:
         from mtplx_core.models.fetch import default_cache_dir, default_model_dir
         from mtplx_core.models.loader import load_model
-        from mtplx_core.mtp.assemble import find_head, usual_depth
         from mtplx_core.models.trunk import Trunk
+        from mtplx_core.mtp.assemble import find_head, usual_depth
 
         folder = model or default_model_dir(default_cache_dir(os.environ))
         self.loaded = load_model(folder)
@@ -232,10 +232,10 @@ class Bench:
 
     def engine(self, width: int) -> Any:
         """As a worker makes it, its measurements of this machine included."""
-        from mtplx_core.mtp.depth import FixedDepth
         from mtplx_core.engine import Geometry
-        from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
         from mtplx_core.mtp.assemble import build_mtp_engine
+        from mtplx_core.mtp.depth import FixedDepth
+        from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
 
         geometry = Geometry(width, min(CONTEXT, self.loaded.max_context), self._depth)
         if self._is_fixed:

@@ -64,11 +64,11 @@ class DirectEngine:
     """The worker's engine in this process, fed by a loop that does nothing else."""
 
     def __init__(self, *, mode: str) -> None:
+        from harness.chat_prompts import chat_prompt
         from mtplx_core.build import build_engine
         from mtplx_core.engine import Geometry, Profile, SchedulerMode
         from mtplx_core.models.fetch import default_cache_dir, default_model_dir
         from mtplx_core.models.loader import load_model
-        from harness.chat_prompts import chat_prompt
 
         folder = default_model_dir(default_cache_dir(os.environ))
         loaded = load_model(folder)

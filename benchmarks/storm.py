@@ -19,8 +19,8 @@ import psutil
 
 from api.http.descriptors import allow_many_connections as raise_file_limit
 from benchmarks.ratios import report
-from harness.stack import Stack
 from harness.announcements import Told, body_of, listen
+from harness.stack import Stack
 
 SCRIPT = ("--engine", "scripted", "--script-step-s", "0.01", "--max-context-tokens", "8192")
 EXACT = "b1-exact"

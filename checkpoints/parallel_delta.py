@@ -1,7 +1,8 @@
 """The gated delta rule over many positions at once: products of matrices where mlx-lm's update goes step by step.
 
 For training on a CPU, where a step of a loop costs more than what it computes. The outcome is the same up to rounding.
-`mtplx_core.caches.delta_rule` is for the few positions of a verify step: fewer operations, and a part of them can be taken.
+`mtplx_core.caches.delta_rule` is for the few positions of a verify step: fewer operations, and a part of them can be
+taken.
 """
 
 from __future__ import annotations

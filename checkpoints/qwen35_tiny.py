@@ -30,9 +30,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers  
 
 from checkpoints.corpus import conversation  # noqa: E402
 from checkpoints.parallel_delta import parallel_delta_update  # noqa: E402
-from mtplx_core.heads.usefulness import measure_agreement, own_text  # noqa: E402
-from mtplx_core.heads.qwen import NORMS, QwenHead  # noqa: E402
 from mtplx_core.caches.rebinding import rebound  # noqa: E402
+from mtplx_core.heads.qwen import NORMS, QwenHead  # noqa: E402
+from mtplx_core.heads.usefulness import measure_agreement, own_text  # noqa: E402
 from mtplx_core.models.trunk import Trunk  # noqa: E402
 
 nn: Any = mlx.nn

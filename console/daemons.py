@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from console.options import ConfigError
 from console.addresses import files_url_of, redis_url_of
+from console.options import ConfigError
 from console.settings import Settings, options
 
 if TYPE_CHECKING:

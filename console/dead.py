@@ -12,8 +12,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from broker.dead_letters import DeadLetter, DeadLetters
 from broker.connection.entrance import opened
+from broker.dead_letters import DeadLetter, DeadLetters
 from broker.errors import WireError
 from broker.wire import unpack_tokens
 

@@ -31,8 +31,8 @@ def run_device_doctor(settings: Settings, environ: Mapping[str, str], *, as_json
     from mtplx_core.engine import Geometry
     from mtplx_core.models.fetch import default_model_dir, is_fetched
     from mtplx_core.models.loader import load_model
-    from mtplx_core.mtp.assemble import usual_depth
     from mtplx_core.models.trunk import Trunk
+    from mtplx_core.mtp.assemble import usual_depth
 
     cache_dir = cache_dir_of(settings, environ)
     if settings.model is None and not is_fetched(cache_dir):

@@ -9,8 +9,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
-from mtplx_core.models.fetch import FetchProgress, default_cache_dir, fetch_default_model, is_fetched
 from console.settings import Settings
+from mtplx_core.models.fetch import FetchProgress, default_cache_dir, fetch_default_model, is_fetched
 
 
 def run_fetch(settings: Settings, environ: Mapping[str, str], *, quiet: bool = False) -> None:

@@ -18,9 +18,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from console.fetch import cache_dir_of
 from console.outputs import NewFolder
-from mtplx_core.models.fetch import default_model_dir
-from mtplx_core.forge.recipe import Recipe
 from console.settings import load
+from mtplx_core.forge.recipe import Recipe
+from mtplx_core.models.fetch import default_model_dir
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

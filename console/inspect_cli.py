@@ -32,8 +32,8 @@ def inspect(*, model: str, max_context_tokens: int, depth: int, check: bool, as_
 
     load_blas()  # before MLX
 
-    from mtplx_core.models.hub import HuggingFaceHub
     from mtplx_core.inspection import inspect_model
+    from mtplx_core.models.hub import HuggingFaceHub
     from mtplx_core.models.memory import plan_this_machine
 
     found = inspect_model(model, hub=HuggingFaceHub(), context_tokens=max_context_tokens, depth=depth, is_checked=check)

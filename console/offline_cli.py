@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from console.addresses import api_url_of, redis_url_of, running_api_url
 from console.flags import takes
 from console.outputs import NewFile
-from console.addresses import api_url_of, redis_url_of, running_api_url
 from console.settings import ASK, Settings, load
 
 if TYPE_CHECKING:

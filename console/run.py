@@ -19,8 +19,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from api.bulk.output import BulkOutput
 from api.bulk.rows import Recipe, Row, Source, count_rows, is_table, read_rows
 from api.bulk.run import Bulk, BulkCounts
-from api.errors import ApiConfigError
 from api.calls.client import TextClient
+from api.errors import ApiConfigError
 
 EXIT_FAILED, EXIT_NO_ROWS, EXIT_BROKEN_OFF = 1, 3, 130
 

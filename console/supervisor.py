@@ -1,7 +1,7 @@
 """Keeps child processes running: starts them in order, restarts what dies, gives up on what keeps dying, stops all.
 
 Each child gets a pipe as standard input whose other end only this process holds. When that closes the parent is
-gone, however it went, and the child ends: daemons by `end_with_parent`, other programs under `broker/embedded/guard.py`.
+gone, however it went, and the child ends: daemons by `end_with_parent`, other programs under `guard.py`.
 Knows nothing of what the children do.
 """
 

@@ -17,13 +17,13 @@ from dataclasses import replace
 
 import click
 
-from broker.embedded import server as embedded
 from broker.connection.entrance import enter
-from console.options import ConfigError
-from console.web import open_url
+from broker.embedded import server as embedded
 from console.addresses import api_url_of, layout_of
+from console.options import ConfigError
 from console.settings import Settings, as_environ
 from console.supervisor import ChildSpec, Supervisor, SupervisorError, mtplx_command, stop_on_signals
+from console.web import open_url
 
 STOP_MARGIN_S = 10.0
 """What a daemon gets to end in, beyond the time it gives to running rows or open streams."""

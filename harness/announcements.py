@@ -8,9 +8,9 @@ from functools import cache
 
 import httpx
 
+from harness.scripted import SCRIPT
 from mtplx_core.engine import Row
 from mtplx_core.engines.scripted import scripted_completion
-from harness.scripted import SCRIPT
 from workers.scripted_lane import NAME, encode_text
 
 NOTHING, DONE = "nothing", "done"

@@ -7,8 +7,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from mtplx_core.models.loader import LoadedModel
 from harness.models import VOCAB_SIZE
+from mtplx_core.models.loader import LoadedModel
 
 
 class KnowingHead:

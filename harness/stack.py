@@ -284,4 +284,4 @@ def _embedded_binary() -> str:
 
 def clean_environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MTPLX_")}
-    return {**kept, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    return {**kept, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}

@@ -11,17 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from mtplx_core.engines.ar_batch import ArBatchEngine
-from mtplx_core.mtp.depth import FixedDepth
 from mtplx_core.engine import Engine, Geometry, Profile, SchedulerMode
+from mtplx_core.engines.ar_batch import ArBatchEngine
+from mtplx_core.engines.serial import SerialEngine
 from mtplx_core.errors import UnsupportedModeError
 from mtplx_core.heads.base import Head
+from mtplx_core.models import self_test
 from mtplx_core.models.loader import LoadedModel
 from mtplx_core.models.memory import fit_geometry
-from mtplx_core.models import self_test
-from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
 from mtplx_core.mtp.assemble import build_mtp_engine
-from mtplx_core.engines.serial import SerialEngine
+from mtplx_core.mtp.depth import FixedDepth
+from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
 
 logger = logging.getLogger(__name__)
 

@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from mtplx_core.sampling.audit import audit
-from mtplx_core.mtp.depth import FixedDepth
-from mtplx_core.mtp.device_batch import new_trunk_cache
+from mtplx_core.caches.attention import fused_positions
 from mtplx_core.engine import Engine, Geometry, Row, Sampling
 from mtplx_core.models.loader import LoadedModel
+from mtplx_core.models.trunk import Trunk
+from mtplx_core.mtp.depth import FixedDepth
+from mtplx_core.mtp.device_batch import new_trunk_cache
 from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
 from mtplx_core.mtp.probe import load_or_probe, time_forward
-from mtplx_core.models.trunk import Trunk
-from mtplx_core.caches.attention import fused_positions
+from mtplx_core.sampling.audit import audit
 
 _MIB = 1024 * 1024
 _SHORT_PROMPT, _LONG_PROMPT = 8, 776

@@ -18,7 +18,6 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from mtplx_core.build import mode_refusal
 from mtplx_core.caches.row_bytes import cache_bytes
-from mtplx_core.mtp.device_batch import DeviceBatch
 from mtplx_core.engine import Geometry, SchedulerMode
 from mtplx_core.errors import ModelLoadError
 from mtplx_core.heads import mimo, qwen
@@ -28,6 +27,7 @@ from mtplx_core.heads.tensors import Tensors, has_bare_names, load_files
 from mtplx_core.models.loader import has_experts, is_local, load_model, model_classes, read_weights, text_config
 from mtplx_core.models.padding import padding_refusal
 from mtplx_core.models.trunk import Trunk, unsupported_reason
+from mtplx_core.mtp.device_batch import DeviceBatch
 
 _FLOATS = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
 _PACKED = {"U32": mx.uint32, "I32": mx.int32, "U8": mx.uint8, "F8_E4M3": mx.uint8, "I64": mx.int64}

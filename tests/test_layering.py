@@ -20,10 +20,15 @@ FORBIDDEN = {
     "api": {"workers", "mtplx_core", "mlx", "mlx_lm", "transformers", "click"},
     "console": {"mlx", "mlx_lm", "transformers", "litestar"},
 }
-"""What a room must not import; only the command line may know settings, supervisor and the console."""
+"""What a room must not import; only the command line may know the console."""
 COMMAND_LINE = {"console", *TOP_LEVEL}
 
-ENVIRONMENT_READERS = {"mtplx.py", "console/forge_cli.py", "console/offline_cli.py", "mtplx_core/models/pip_download.py"}
+ENVIRONMENT_READERS = {
+    "mtplx.py",
+    "console/forge_cli.py",
+    "console/offline_cli.py",
+    "mtplx_core/models/pip_download.py",
+}
 """The commands, and what hands it on to pip."""
 
 FILE_LINES_MAX = 400

@@ -16,9 +16,9 @@ from broker.scripts import Scripts
 from broker.wire import Seat
 from mtplx_core.engine import Row, StepResult
 from workers.cohort_log import CohortLedger
-from workers.running_row import LiveRow
 from workers.row_scheduler import PlaceRules, arrange, count_held
 from workers.row_table import Batch, RowTable
+from workers.running_row import LiveRow
 
 logger = logging.getLogger(__name__)
 

@@ -20,15 +20,14 @@ from redis.asyncio import Redis
 from broker import tasks
 from broker.connection.connect import answered_within, connect
 from broker.connection.entrance import check_server, enter
-from broker.scripts import Scripts
 from broker.outage import SILENT_S
+from broker.scripts import Scripts
 from broker.wire import new_id
 from mtplx_core.blas import load_blas
 from mtplx_core.engine import SchedulerMode, StepResult
+from workers.cancel_listener import ControlListener
 from workers.committer import Committer
 from workers.config import ScriptConfig, WorkerConfig
-from workers.cancel_listener import ControlListener
-from workers.step_runner import Crew, persist
 from workers.errors import EngineFailedError
 from workers.jobs import JobReader, Tongue
 from workers.lane import LaneSource, card_of, lane_of, memory_of, place_rules_of, settled, token_budget_of, tongue_of
@@ -38,6 +37,7 @@ from workers.row_scheduler import PlaceRules
 from workers.scripted_lane import ScriptedLane
 from workers.service import Service
 from workers.stall_watch import StallWatch
+from workers.step_runner import Crew, persist
 
 __all__ = ["Links", "ScriptConfig", "Worker", "WorkerConfig", "run_worker"]
 

@@ -60,8 +60,8 @@ class MlxLane:
         from mtplx_core.build import build_engine
         from mtplx_core.models.loader import read_weights, weight_bytes
         from mtplx_core.models.memory import plan_this_machine
-        from mtplx_core.mtp.assemble import usual_depth
         from mtplx_core.models.trunk import Trunk
+        from mtplx_core.mtp.assemble import usual_depth
 
         assert self._loaded is not None, "describe() comes first"
         read_weights(self._loaded)

@@ -1,1 +1,1 @@
-"""Running batches of calls."""
+"""Batches of calls: their files, their queue, the worker that runs them."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from redis.asyncio import Redis
 
-from api.batch.queue import BatchQueue, connect_blocking
-from api.errors import ApiError, BadRequestError
 from api.batch.file_store import FileStore
+from api.batch.queue import BatchQueue, connect_blocking
 from api.calls.prepare import Payer
+from api.errors import ApiError, BadRequestError
 from broker.batches import BatchDesk, BatchRecord, FileRecord, Guard
 from broker.connection.connect import connect
 

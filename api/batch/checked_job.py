@@ -14,6 +14,8 @@ from rq.job import Job
 from rq.utils import import_attribute
 
 RUN = "api.batch.jobs.run_batch"
+OLD_RUN = "api.batch_jobs.run_batch"
+"""The name of `RUN` in jobs that version 0.1 queued. To be removed with the release after the next."""
 
 
 class ForeignJobError(Exception):
@@ -25,12 +27,12 @@ class CheckedJob(Job):
 
     @property
     def is_ours(self) -> bool:
-        """Whether its record asks for `RUN`, for the batch that the job is named after."""
+        """Whether its record asks for `RUN`, by its present or its old name, for the batch that the job is named after."""
         try:
             call = (self.func_name, self.instance, self.args, self.kwargs)
         except DeserializationError:
             return False
-        return call == (RUN, None, [self.id], {})
+        return call in [(name, None, [self.id], {}) for name in (RUN, OLD_RUN)]
 
     @property
     def func(self) -> Callable[..., Any]:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from rq import Retry
 
+from api.batch.file_store import FileStore
 from api.batch.progress import Tools
 from api.batch.queue import RETRIES
 from api.batch.runner import BatchRunner, RunEnd, RunnerLimits
-from api.batch.file_store import FileStore
 from api.calls.client import TextClient
 from broker.batches import BatchDesk
 from broker.client.client import Client

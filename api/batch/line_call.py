@@ -9,12 +9,12 @@ import msgspec
 
 from api.batch.lines import Line
 from api.batch.parts import Result
+from api.calls.call import Endpoint
+from api.calls.client import TextClient
+from api.calls.retrying import Answered, Patience, PatientCall
 from api.errors import ApiError
 from api.openai.formats import error_body
 from api.text.json_text import encode_json
-from api.calls.retrying import Answered, Patience, PatientCall
-from api.calls.call import Endpoint
-from api.calls.client import TextClient
 from broker.wire import Cause
 
 

@@ -9,8 +9,8 @@ from typing import IO, NamedTuple
 
 import msgspec
 
-from api.openai.batch_schemas import BatchError
 from api.bulk.lines import EncodingError, RawLine, read_lines, text_of
+from api.openai.batch_schemas import BatchError
 
 ERRORS_KEPT = 100
 """A file that is wrong throughout is described by its first lines."""

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import cast
 
-from api.batch.line_call import LineCall, cancelled_result, expired_result
+from api.batch.file_store import FileStore, content_path
 from api.batch.lease import BatchLease, LeaseLostError
+from api.batch.line_call import LineCall, cancelled_result, expired_result
 from api.batch.lines import Line, LineRules, parse_line
 from api.batch.parts import Parts, Result, Tally
-from api.openai.batch_schemas import Endpoint
 from api.bulk.lines import read_lines
-from api.batch.file_store import FileStore, content_path
-from api.fleet.catalog import find, serving
-from api.calls.retrying import Patience
 from api.calls.client import TextClient
+from api.calls.retrying import Patience
+from api.fleet.catalog import find, serving
+from api.openai.batch_schemas import Endpoint
 from broker.batches import BatchDesk, BatchRecord
 from broker.errors import BrokerUnavailableError
 from broker.wire import Cause

@@ -14,13 +14,13 @@ from typing import Literal, TypeVar, cast
 
 import msgspec
 
+from api.batch.file_store import content_path
 from api.batch.lease import BatchLease, Halt, LeaseLostError
 from api.batch.lines import LineRules, Verdict, check_file
 from api.batch.parts import KINDS, Kind, Parts, Tally
 from api.batch.progress import Progress, Tools
-from api.openai.batch_schemas import BatchError, Endpoint
-from api.batch.file_store import content_path
 from api.fleet.catalog import find
+from api.openai.batch_schemas import BatchError, Endpoint
 from broker.batches import BatchRecord, BatchStatus, FileRecord
 from broker.errors import BrokerUnavailableError
 

@@ -25,11 +25,11 @@ from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
 
 from api.batch.checked_job import CheckedJob, ForeignJobError
+from api.batch.file_store import FileStore, content_path
 from api.batch.jobs import CURRENT, JobContext
 from api.batch.queue import BatchQueue, connect_blocking
 from api.batch.runner import RunnerLimits
 from api.openai.batch_schemas import BatchError, window_s
-from api.batch.file_store import FileStore, content_path
 from broker.batches import BatchDesk, BatchRecord
 from broker.connection.connect import connect, translated
 from broker.connection.entrance import enter

@@ -12,8 +12,8 @@ import msgspec
 
 from api.bulk.lines import MOST_LINE_BYTES, EncodingError, RawLine, read_lines, text_of
 from api.bulk.tables import MORE_CELLS, Record, count_parquet, csv_records, parquet_records
-from api.errors import ApiConfigError
 from api.calls.call import Endpoint
+from api.errors import ApiConfigError
 
 Format = Literal["jsonl", "csv", "tsv", "txt", "parquet"]
 SUFFIXES: Mapping[str, Format] = {

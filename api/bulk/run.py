@@ -13,10 +13,10 @@ import msgspec
 
 from api.bulk.output import BulkOutput, OutputLine
 from api.bulk.rows import Row
-from api.errors import ApiError
-from api.calls.retrying import Answered, Patience, PatientCall
-from api.openai.schemas import Usage
 from api.calls.client import TextClient
+from api.calls.retrying import Answered, Patience, PatientCall
+from api.errors import ApiError
+from api.openai.schemas import Usage
 
 HELD_PER_SLOT = 8
 

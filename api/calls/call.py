@@ -13,15 +13,15 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec import structs
 
-from api.calls.stream import Answer, Choice, Chores, Delta, Fault
-from api.text.tokenizers import Bundle
 from api.calls.collect import collect
-from api.openai.formats import ChatFormat, CompletionFormat, Format, sum_usage
 from api.calls.prepare import Job, Work
+from api.calls.stream import Answer, Choice, Chores, Delta, Fault
+from api.openai.formats import ChatFormat, CompletionFormat, Format, sum_usage
 from api.openai.schemas import Chat, Completion, Usage
 from api.text.detokenizer import TextRules
-from broker.errors import WireError
+from api.text.tokenizers import Bundle
 from broker.client.handle import Handle
+from broker.errors import WireError
 from broker.wire import Cause, Request, Ticket
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions"]

@@ -15,20 +15,20 @@ from typing import Any
 
 import msgspec
 
-from api.calls.stream import Chores
-from api.fleet.backend import RedisBackend
-from api.text.tokenizers import Bundles
-from api.errors import BadRequestError
-from api.calls.prepare import Order, Payer, Work, chat_job, completion_job, idempotency_of
+from api.calls.call import Endpoint, Reading, TextCall, decode_note, note_of, reading_of
 from api.calls.idempotency import said_by
+from api.calls.prepare import Order, Payer, Work, chat_job, completion_job, idempotency_of
+from api.calls.stream import Chores
+from api.errors import BadRequestError
+from api.fleet.backend import RedisBackend
 from api.fleet.catalog import Catalog
 from api.openai.parsing import parse
 from api.openai.schemas import ChatRequest, CompletionRequest
-from api.calls.call import Endpoint, Reading, TextCall, decode_note, note_of, reading_of
+from api.text.tokenizers import Bundles
 from broker.client.client import Client
-from broker.errors import UnknownRequestError
 from broker.client.handle import Handle
 from broker.client.notes import read_note, write_note
+from broker.errors import UnknownRequestError
 from broker.wire import Priority
 
 DAY_S = 24 * 3600.0

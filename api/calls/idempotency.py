@@ -14,8 +14,8 @@ from typing import Protocol
 
 import msgspec
 
-from api.fleet.backend import Handle
 from api.errors import BadRequestError
+from api.fleet.backend import Handle
 from api.openai.schemas import GenerationRequest
 from broker.errors import BrokerUnavailableError
 from broker.scripts import Accepted

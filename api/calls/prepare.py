@@ -9,12 +9,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from api.text.tokenizers import Bundle
-from api.text.conversation import LONG_TEXT, encode, render
 from api.errors import BadRequestError, ContextLengthError
 from api.fleet.catalog import Route, default_sampling
 from api.openai.parsing import check_chat, check_completion
 from api.openai.schemas import ChatRequest, CompletionRequest, GenerationRequest
+from api.text.conversation import LONG_TEXT, encode, render
+from api.text.tokenizers import Bundle
 from broker.scripts import Idempotency, Quota
 from broker.wire import Priority, Request, Sampling, Ticket, new_id, pack_tokens
 
@@ -137,7 +137,7 @@ def sub_seed(seed: int | None, index: int) -> int | None:
 
 
 def idempotency_of(key: str | None, index: int, *, said: str, keep_s: float) -> Idempotency | None:
-    """The name of one of a call's requests, from the caller's name for the call; `said` as of `api.calls.idempotency.said_by`."""
+    """The name of one of a call's requests, from the caller's name for the call; `said` as of `idempotency.said_by`."""
     if key is None:
         return None
     return Idempotency(hashlib.sha256(f"{index}:{key}".encode()).hexdigest(), int(keep_s * 1000), said)

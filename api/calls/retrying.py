@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from api.errors import ApiError, BusyError
 from api.calls.call import Endpoint, TextCall, Whole
 from api.calls.client import DAY_S, Terms, TextClient
+from api.errors import ApiError, BusyError
 from broker.errors import BrokerUnavailableError, ConflictError, QueueFullError
 from broker.wire import Cause
 

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from api.fleet.backend import Handle
 from api.errors import ApiError, from_failed, interrupted
+from api.fleet.backend import Handle
 from api.text.detokenizer import TextStream
 from broker.wire import Cause, Failed, Finished, Progress, Stats, Tokens, unpack_tokens
 

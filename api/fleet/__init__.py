@@ -1,0 +1,1 @@
+"""What the API knows of the daemons behind Redis: models, health, metrics."""

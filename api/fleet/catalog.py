@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 import msgspec
 from msgspec import structs
 
-from api.fleet.backend import Backend, Fleet
 from api.errors import BadRequestError, BusyError, ModelNotFoundError
+from api.fleet.backend import Backend, Fleet
 from api.openai.schemas import DefaultSampling, Model
 from broker import tasks
 from broker.errors import BrokerError, BrokerUnavailableError
+from broker.former.wait_estimates import lane_name
 from broker.liveness import Watcher
 from broker.registry import DaemonRecord
-from broker.former.wait_estimates import lane_name
 from broker.wire import ModelCard, Priority
 
 logger = logging.getLogger(__name__)

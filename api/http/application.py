@@ -7,10 +7,10 @@ from typing import Any
 from litestar import Litestar
 from litestar.datastructures import Headers
 
-from api.openai.formats import error_body
 from api.http.callers import foreign_page, is_foreign
-from api.http.sse import send_whole
 from api.http.services import Services
+from api.http.sse import send_whole
+from api.openai.formats import error_body
 
 
 class Application(Litestar):

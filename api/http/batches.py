@@ -12,15 +12,15 @@ from litestar.params import FromPath
 from litestar.types import ASGIApp
 from msgspec.structs import replace
 
-from api.openai.batch_schemas import BatchList, BatchRequest, batch_object, window_s
-from api.http.dependencies import HttpRequest, OurOffline, OurPayer
+from api.batch.access import Offline, limit_of
+from api.calls.prepare import Payer
 from api.errors import ApiError, BadRequestError
 from api.http.bodies import check_no_body, read_json
-from api.calls.prepare import Payer
-from api.text.json_text import encode_json
-from api.batch.access import Offline, limit_of
-from api.openai.parsing import parse
+from api.http.dependencies import HttpRequest, OurOffline, OurPayer
 from api.http.sse import JsonResponse
+from api.openai.batch_schemas import BatchList, BatchRequest, batch_object, window_s
+from api.openai.parsing import parse
+from api.text.json_text import encode_json
 from broker import keys
 from broker.batches import NO_BATCH_WORKER, BatchRecord
 from broker.errors import BrokerError

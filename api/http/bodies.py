@@ -14,8 +14,8 @@ from collections.abc import AsyncGenerator
 
 from litestar.exceptions import HTTPException
 
-from api.http.dependencies import HttpRequest
 from api.errors import ApiError, BadRequestError, ClientGoneError
+from api.http.dependencies import HttpRequest
 
 logger = logging.getLogger(__name__)
 

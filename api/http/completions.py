@@ -10,17 +10,17 @@ from typing import NamedTuple
 from litestar import post
 from litestar.types import ASGIApp
 
-from api.calls.stream import Answer
-from api.http.dependencies import HttpRequest, OurPayer, OurServices
-from api.errors import ApiError
-from api.openai.formats import ChatFormat, CompletionFormat, Format
-from api.http.bodies import read_json
-from api.calls.prepare import Job, Payer, chat_job, completion_job
 from api.calls.idempotency import HEADER, idempotency_key, said_by
-from api.openai.parsing import parse
-from api.http.sse import StreamedAnswer, WholeAnswer
-from api.openai.schemas import GenerationRequest
+from api.calls.prepare import Job, Payer, chat_job, completion_job
+from api.calls.stream import Answer
+from api.errors import ApiError
+from api.http.bodies import read_json
+from api.http.dependencies import HttpRequest, OurPayer, OurServices
 from api.http.services import CHAT_DECODER, COMPLETION_DECODER, TIMEOUT_HEADER, Services, Terms, Way
+from api.http.sse import StreamedAnswer, WholeAnswer
+from api.openai.formats import ChatFormat, CompletionFormat, Format
+from api.openai.parsing import parse
+from api.openai.schemas import GenerationRequest
 from broker.errors import ConflictError
 from broker.scripts import Accepted, Quota
 

@@ -8,10 +8,10 @@ from litestar import Request
 from litestar.datastructures import State
 from litestar.di import NamedDependency, Provide
 
+from api.batch.access import Offline
+from api.calls.prepare import Payer
 from api.errors import ApiError
 from api.http.callers import host_name
-from api.calls.prepare import Payer
-from api.batch.access import Offline
 from api.http.services import Services
 
 HttpRequest: TypeAlias = Request[Any, Any, Any]

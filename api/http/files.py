@@ -9,16 +9,16 @@ from litestar import delete, get, post
 from litestar.params import FromPath
 from litestar.types import ASGIApp, HTTPResponseBodyEvent, HTTPResponseStartEvent, Receive, Scope, Send
 
-from api.openai.batch_schemas import File, FileDeleted, FileList, file_object
-from api.http.dependencies import HttpRequest, OurOffline, OurPayer, OurServices
-from api.errors import BadRequestError
-from api.batch.file_store import FileStore, chunks, content_path
-from api.http.bodies import check_no_body, read_decoded
-from api.calls.prepare import Payer
-from api.text.json_text import encode_json
 from api.batch.access import Offline, limit_of, not_found
+from api.batch.file_store import FileStore, chunks, content_path
+from api.calls.prepare import Payer
+from api.errors import BadRequestError
+from api.http.bodies import check_no_body, read_decoded
+from api.http.dependencies import HttpRequest, OurOffline, OurPayer, OurServices
 from api.http.sse import JsonResponse
 from api.http.uploads import Upload, receive_upload
+from api.openai.batch_schemas import File, FileDeleted, FileList, file_object
+from api.text.json_text import encode_json
 from broker import keys
 from broker.batches import FileRecord
 from broker.wire import new_id

@@ -8,12 +8,12 @@ from litestar import get
 from litestar.params import FromPath
 from litestar.types import ASGIApp
 
-from api.http.dependencies import OurPayer, OurServices
 from api.fleet.health import take_health
-from api.text.json_text import encode_json
 from api.fleet.metrics import CONTENT_TYPE
+from api.http.dependencies import OurPayer, OurServices
 from api.http.sse import JsonResponse
 from api.openai.schemas import ModelList
+from api.text.json_text import encode_json
 from broker.errors import BrokerError
 
 

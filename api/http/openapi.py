@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from api.http import openapi_offline
 from api.fleet.health import Health
+from api.http import openapi_offline
 from api.openai.schemas import DEFAULTS, Chat, ChatRequest, Completion, CompletionRequest, ErrorBody, Model, ModelList
 
 _BODIES = [ChatRequest, CompletionRequest, Chat, Completion, Model, ModelList, Health, ErrorBody]

@@ -8,9 +8,9 @@ from litestar import get
 from litestar.params import FromPath
 from litestar.types import ASGIApp
 
-from api.http.dependencies import OurServices
 from api.errors import ApiError
 from api.http.callers import PUBLIC
+from api.http.dependencies import OurServices
 from api.http.openapi import description
 from api.http.sse import JsonResponse
 

@@ -9,20 +9,20 @@ from typing import NamedTuple
 import msgspec
 
 from api.auth import KeyRing
+from api.batch.access import Offline
+from api.calls.idempotency import Detached
+from api.calls.prepare import Job, Payer, idempotency_of
 from api.calls.quota import check_fits, check_rest, whole_wait_s
 from api.calls.stream import Answer, Choice, Chores
-from api.fleet.backend import Backend, Handle
-from api.text.tokenizers import Bundle, Bundles
 from api.config import ApiConfig, is_loopback
 from api.errors import ApiError, BadRequestError, BusyError
-from api.http.callers import names_this_machine
-from api.calls.prepare import Job, Payer, idempotency_of
-from api.calls.idempotency import Detached
-from api.fleet.metrics import Metrics
+from api.fleet.backend import Backend, Handle
 from api.fleet.catalog import Catalog, Route
-from api.batch.access import Offline
+from api.fleet.metrics import Metrics
+from api.http.callers import names_this_machine
 from api.openai.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from api.text.detokenizer import TextRules
+from api.text.tokenizers import Bundle, Bundles
 from broker.errors import BrokerUnavailableError, QueueFullError, QuotaError
 from broker.scripts import Quota
 

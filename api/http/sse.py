@@ -9,11 +9,11 @@ from typing import Protocol
 
 from litestar.types import HTTPResponseBodyEvent, HTTPResponseStartEvent, Receive, Scope, Send
 
-from api.calls.stream import Answer, Delta, End, Fault, Item, Prefill
 from api.calls.collect import collect
+from api.calls.prepare import Job
+from api.calls.stream import Answer, Delta, End, Fault, Item, Prefill
 from api.errors import ApiError
 from api.openai.formats import DONE, Format, comment, error_body, error_event, sum_usage
-from api.calls.prepare import Job
 from broker.wire import Cause
 
 logger = logging.getLogger(__name__)

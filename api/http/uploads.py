@@ -9,8 +9,8 @@ from typing import IO
 
 from multipart import MultipartError, MultipartSegment, PushMultipartParser, parse_options_header
 
-from api.errors import ApiError, BadRequestError
 from api.batch.file_store import COPY_BYTES, FileStore, sync
+from api.errors import ApiError, BadRequestError
 
 FIELD_BYTES = 1024
 """Longest value of a form field that is not the file."""

@@ -9,10 +9,9 @@ from typing import Protocol
 
 from msgspec import UNSET, UnsetType
 
+from api.calls.prepare import Job
 from api.calls.stream import Delta, End, ShownToken
 from api.errors import ApiError
-from api.calls.prepare import Job
-from api.text.json_text import encode_json
 from api.openai.schemas import (
     AnswerMessage,
     Chat,
@@ -33,6 +32,7 @@ from api.openai.schemas import (
     UsageDetails,
 )
 from api.text.detokenizer import TokenizerText
+from api.text.json_text import encode_json
 from api.text.token_names import TokenName, TokenNames
 from broker.wire import Stats
 

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from api.text.chat_template import is_variable
 from api.errors import BadRequestError
 from api.openai.schemas import DEFAULTS, FREE_FIELDS, UNSUPPORTED, ChatRequest, CompletionRequest, GenerationRequest
+from api.text.chat_template import is_variable
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from api.text.tokenizers import Bundle
-from api.text.chat_template import ChatTemplate, TemplateError
-from api.text.control_tokens import UnguardedError, unused_character, without_character
 from api.errors import BadRequestError
 from api.openai.schemas import ChatRequest, Message
+from api.text.chat_template import ChatTemplate, TemplateError
+from api.text.control_tokens import UnguardedError, unused_character, without_character
 from api.text.detokenizer import TokenizerText
+from api.text.tokenizers import Bundle
 
 LONG_TEXT = 20_000
 """Characters from which rendering or tokenising would hold up the event loop."""

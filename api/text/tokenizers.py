@@ -7,8 +7,8 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from api.text.chat_template import ChatTemplate, TemplateError, load_template
 from api.errors import ApiError, BusyError
+from api.text.chat_template import ChatTemplate, TemplateError, load_template
 from api.text.detokenizer import TokenizerText
 from broker.errors import WireError
 

@@ -14,8 +14,8 @@ from benchmarks.faults.ledger import Ledger
 from broker.client.client import Client
 from broker.errors import BrokerError, RefusedError
 from broker.wire import Failed, Finished
-from harness.scripted import ask, hear
 from harness.announcements import Told, body_of, expected, listen, refusal
+from harness.scripted import ask, hear
 
 POISON = "poison!"
 ANSWER_S = 90.0

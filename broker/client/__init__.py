@@ -1,0 +1,1 @@
+"""The side of a program that submits requests and reads their tokens."""

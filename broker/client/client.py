@@ -15,12 +15,13 @@ from typing import cast
 from redis.asyncio import Redis
 
 from broker import keys, tasks
+from broker.client.handle import SILENCE_S, Handle, Progression
+from broker.client.replies import Inbox, ReplyHub
 from broker.connection.connect import CONNECTIONS_MAX, answered_within, connect, translated
 from broker.connection.entrance import check_server
 from broker.errors import BrokerUnavailableError
-from broker.client.handle import SILENCE_S, Handle, Progression
+from broker.outage import TICK_S, SilenceWatch
 from broker.registry import Registry
-from broker.client.replies import Inbox, ReplyHub
 from broker.scripts import (
     DEFAULT_BOUNDS,
     Accepted,
@@ -32,7 +33,6 @@ from broker.scripts import (
     Scripts,
     Submission,
 )
-from broker.outage import TICK_S, SilenceWatch
 from broker.wire import (
     WIRE_VERSION,
     Cause,

@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from broker.errors import BrokerUnavailableError
 from broker.client.replies import Inbox
+from broker.errors import BrokerUnavailableError
 from broker.wire import TERMINAL, Cause, Event, Failed, Finished, Logprob, Tokens, unpack_tokens
 
 if TYPE_CHECKING:

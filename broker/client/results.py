@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from broker.client.client import Client
-from broker.errors import UnknownRequestError
 from broker.client.handle import Handle, tokens_of
+from broker.errors import UnknownRequestError
 from broker.wire import TERMINAL, Failed, Finished, Logprob, Tokens, unpack_tokens
 
 

@@ -19,9 +19,9 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.exceptions import RedisError
 
-from broker.errors import BrokerConfigError, BrokerUnavailableError
 from broker.connection.failures import as_broker_error
 from broker.connection.pool import WaitingPool
+from broker.errors import BrokerConfigError, BrokerUnavailableError
 
 CONNECT_TIMEOUT_S = 1.0
 COMMAND_TIMEOUT_S = 5.0

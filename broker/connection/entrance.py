@@ -16,8 +16,8 @@ from typing import Any, cast
 from redis.asyncio import Redis
 
 from broker.connection.connect import answered_within, connect, translated
-from broker.errors import BrokerConfigError, BrokerDeniedError, BrokerUnavailableError
 from broker.connection.rights import missing_rights
+from broker.errors import BrokerConfigError, BrokerDeniedError, BrokerUnavailableError
 
 logger = logging.getLogger(__name__)
 

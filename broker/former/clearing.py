@@ -13,8 +13,8 @@ from redis.asyncio import Redis
 
 from broker import keys
 from broker.connection.connect import translated
-from broker.former.waiting import Entry, Line
 from broker.former.row_limits import RowLimits
+from broker.former.waiting import Entry, Line
 from broker.scripts import Scripts
 from broker.wire import Failed
 

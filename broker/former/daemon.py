@@ -22,23 +22,23 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from broker import keys, tasks
-from broker.former.clearing import Clearing
 from broker.connection.connect import connect, translated
 from broker.connection.entrance import check_server, enter
 from broker.errors import BrokerConfigError, BrokerError, BrokerUnavailableError
-from broker.former.waiting import Line
-from broker.former.policy import Cohort, Plan, PolicyConfig, plan
-from broker.heartbeats import Connection
-from broker.registry import DaemonRecord, Load, Registry
 from broker.former.capacity import Waiting, WorkerView
+from broker.former.clearing import Clearing
+from broker.former.failover import Takeover
+from broker.former.fair_share import Shares
+from broker.former.policy import Cohort, Plan, PolicyConfig, plan
+from broker.former.preemption import Crowd, YieldRules, give_way, places_of
 from broker.former.row_limits import RowLimits
 from broker.former.running_rows import RunningRows
-from broker.scripts import Registration, Scripts
-from broker.former.fair_share import Shares
-from broker.former.failover import Takeover
 from broker.former.wait_estimates import Waits
+from broker.former.waiting import Line
+from broker.heartbeats import Connection
+from broker.registry import DaemonRecord, Load, Registry
+from broker.scripts import Registration, Scripts
 from broker.wire import WIRE_VERSION, new_id
-from broker.former.preemption import Crowd, YieldRules, give_way, places_of
 
 logger = logging.getLogger(__name__)
 
@@ -374,7 +374,7 @@ def _behind(crowd: Crowd, planned: Plan) -> Crowd:
 
 
 async def run_former(config: FormerConfig) -> None:
-    """Form cohorts until SIGTERM or SIGINT; wait for Redis if it is away. Raises: see `broker.connection.entrance.enter`."""
+    """Form cohorts until SIGTERM or SIGINT; wait for Redis if it is away. Raises: see `entrance.enter`."""
     if not await enter(config.redis_url, who="the former"):
         return
     commands, blocking = connect(config.redis_url), connect(config.redis_url, blocking=True)

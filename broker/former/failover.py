@@ -10,10 +10,10 @@ from redis.asyncio import Redis
 
 from broker import keys
 from broker.connection.connect import translated
-from broker.liveness import Watcher
-from broker.heartbeats import Connection, read_beats
-from broker.registry import DaemonRecord
 from broker.former.running_rows import RunningRows
+from broker.heartbeats import Connection, read_beats
+from broker.liveness import Watcher
+from broker.registry import DaemonRecord
 from broker.scripts import Scripts
 from broker.wire import Seat
 

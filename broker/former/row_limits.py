@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from broker.registry import DaemonRecord
 from broker.former.capacity import Waiting
+from broker.registry import DaemonRecord
 
 SETTLE_S = 10.0
 """How long a former looks on before it calls a request too long: workers may be on their way back, as it is itself."""

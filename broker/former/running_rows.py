@@ -9,10 +9,10 @@ from redis.asyncio import Redis
 
 from broker import keys
 from broker.connection.connect import translated
-from broker.registry import DaemonRecord
 from broker.former.capacity import WorkerView
-from broker.wire import Seat
 from broker.former.preemption import Crowd, OfflineRow
+from broker.registry import DaemonRecord
+from broker.wire import Seat
 
 PROVEN_BY = 8
 """Tokens after which a row that nobody handed back is thought harmless; HAND_BACK has the same number."""

@@ -10,10 +10,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mtplx_core.sampling.audit import audit
 from mtplx_core.engine import Engine, Geometry, Row, Sampling, TokenLogprob
 from mtplx_core.models.loader import LoadedModel
 from mtplx_core.models.own_call import logits_in_one_forward
+from mtplx_core.sampling.audit import audit
 
 GEOMETRY = Geometry(decode_batch_max=3, max_context_tokens=64, depth=3, prefill_chunk_tokens=16)
 TOLERANCE = 2e-3

@@ -16,8 +16,8 @@ from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
 from mtplx_core.caches.forward import Forward
 from mtplx_core.caches.ragged_layer import LayerShape, RaggedLayer
-from mtplx_core.caches.windowed import WindowedLayer
 from mtplx_core.caches.recurrent import RecurrentLayer, RecurrentShape, recurrent_shape, slot_of
+from mtplx_core.caches.windowed import WindowedLayer
 
 GROWTH_TOKENS = 256
 

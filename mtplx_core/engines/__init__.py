@@ -1,0 +1,1 @@
+"""The engines without drafts, the scripted one, and what all engines share."""

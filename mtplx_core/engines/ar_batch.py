@@ -19,16 +19,16 @@ from mlx_lm.generate import BatchGenerator
 
 from mtplx_core.caches.row_bytes import cache_bytes
 from mtplx_core.engine import Geometry, PrefillProgress, Row, RowCycle, RowEnd, RowTokens, StepResult, TokenLogprob
-from mtplx_core.errors import EngineDeadError, UnsupportedModeError
 from mtplx_core.engines.lane_guard import refuse_inside_mtp_lane
-from mtplx_core.models.loader import LoadedModel
-from mtplx_core.sampling.logprobs import LogprobArrays, logprob_arrays, row_logprobs
-from mtplx_core.models.grouped_masks import group_masks
-from mtplx_core.models.padding import padding_refusal
-from mtplx_core.sampling.penalties import RowHistory, has_penalties
 from mtplx_core.engines.roster import Roster, RowProgress, with_end_tokens
-from mtplx_core.sampling.sampler import SamplingBatch
 from mtplx_core.engines.serial import NOT_FINITE
+from mtplx_core.errors import EngineDeadError, UnsupportedModeError
+from mtplx_core.models.grouped_masks import group_masks
+from mtplx_core.models.loader import LoadedModel
+from mtplx_core.models.padding import padding_refusal
+from mtplx_core.sampling.logprobs import LogprobArrays, logprob_arrays, row_logprobs
+from mtplx_core.sampling.penalties import RowHistory, has_penalties
+from mtplx_core.sampling.sampler import SamplingBatch
 
 _NO_LIMIT = sys.maxsize
 _by_priority = attrgetter("row.is_offline")

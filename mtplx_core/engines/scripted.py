@@ -18,8 +18,8 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from mtplx_core.engine import Geometry, PrefillProgress, Row, RowCycle, RowEnd, RowTokens, StepResult, TokenLogprob
-from mtplx_core.errors import EngineDeadError
 from mtplx_core.engines.roster import Roster, RowProgress, end_tokens, row_end
+from mtplx_core.errors import EngineDeadError
 
 BYTES_PER_TOKEN = 1024
 _HELD_POLL_S = 0.01

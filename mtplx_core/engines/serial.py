@@ -16,11 +16,11 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from mtplx_core.caches.row_bytes import cache_bytes
 from mtplx_core.engine import Geometry, PrefillProgress, Row, RowCycle, RowEnd, RowTokens, StepResult, TokenLogprob
+from mtplx_core.engines.roster import Roster, RowProgress, with_end_tokens
 from mtplx_core.errors import EngineDeadError
 from mtplx_core.models.loader import LoadedModel
 from mtplx_core.sampling.logprobs import LogprobArrays, logprob_arrays, row_logprobs
 from mtplx_core.sampling.penalties import RowHistory, has_penalties, row_history
-from mtplx_core.engines.roster import Roster, RowProgress, with_end_tokens
 from mtplx_core.sampling.sampler import SamplingBatch
 
 NOT_FINITE = "the model produced numbers that are not finite"

@@ -12,10 +12,10 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mtplx_core.mtp.drafters import look_up
 from mtplx_core.forge.lessons import batch_lessons, collate
 from mtplx_core.forge.states import Lesson
 from mtplx_core.heads.base import Head
+from mtplx_core.mtp.drafters import look_up
 
 _POSITIONS = 2048
 

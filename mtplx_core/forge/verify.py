@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from mtplx_core.sampling.audit import audit
-from mtplx_core.mtp.depth import FixedDepth
 from mtplx_core.engine import Geometry, Row, Sampling
 from mtplx_core.errors import ForgeError
 from mtplx_core.forge.acceptance import Replay, replay
@@ -19,7 +17,9 @@ from mtplx_core.forge.states import Lesson
 from mtplx_core.heads.attached import AttachedHead
 from mtplx_core.heads.base import Head
 from mtplx_core.models.loader import LoadedModel
+from mtplx_core.mtp.depth import FixedDepth
 from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
+from mtplx_core.sampling.audit import audit
 
 OnVerify = Callable[[int, int], None]
 """Runs done, runs in all."""

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from mtplx_core.heads.usefulness import measure_agreement, own_text, require_useful_head
 from mtplx_core.heads import mimo, qwen
 from mtplx_core.heads.base import Head
 from mtplx_core.heads.norms import Convention
 from mtplx_core.heads.tensors import Tensors, find_tensors, load_files
+from mtplx_core.heads.usefulness import measure_agreement, own_text, require_useful_head
 from mtplx_core.models.loader import LoadedModel, text_config
 from mtplx_core.models.trunk import Trunk
 

@@ -22,8 +22,8 @@ from mlx_lm.utils import _get_classes
 from mlx_lm.utils import load_model as load_mlx_model
 
 from mtplx_core.errors import ModelLoadError
-from mtplx_core.models.fingerprint import model_digest
 from mtplx_core.heads.tensors import has_bare_names, is_head_name, load_files
+from mtplx_core.models.fingerprint import model_digest
 from mtplx_core.models.generation_config import FILE_NAME, read_generation_config
 
 # What rendering chat, tokenising and sampling need and nothing else: these files travel to other machines.

@@ -13,11 +13,11 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
 
+from mtplx_core.caches.attention import route_attention
+from mtplx_core.caches.recurrent import LAYER_KINDS, listen_to
 from mtplx_core.errors import ModelLoadError, UnsupportedModeError
 from mtplx_core.models.grouped_masks import group_masks
 from mtplx_core.models.own_call import OwnCall, Said
-from mtplx_core.caches.recurrent import LAYER_KINDS, listen_to
-from mtplx_core.caches.attention import route_attention
 
 _HEAD_COUNTS = ("n_heads", "num_heads", "num_attention_heads", "n_head")
 """What mlx-lm's attention layers call the number of their query heads."""

@@ -1,1 +1,1 @@
-"""The parts of the MTP lane."""
+"""The engine that drafts, verifies and commits several tokens of each row per cycle."""

@@ -11,27 +11,27 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from mtplx_core.mtp.cost_table import assumed_costs, assumed_draft_shares
-from mtplx_core.mtp.depth import AdaptiveDepth, FixedDepth
+from mtplx_core.caches.attention import fused_positions
 from mtplx_core.engine import USUAL_DEPTH, Engine, Geometry, Profile
+from mtplx_core.engines.serial import SerialEngine
 from mtplx_core.errors import ModelLoadError
-from mtplx_core.heads.usefulness import require_useful_head
 from mtplx_core.heads.attached import load_attached_head, shipped_head
 from mtplx_core.heads.base import Head
 from mtplx_core.heads.native import load_native_head
+from mtplx_core.heads.usefulness import require_useful_head
 from mtplx_core.models.loader import LoadedModel, has_experts, weight_bytes
 from mtplx_core.models.memory import hold_buffer_cache, plan_this_machine
-from mtplx_core.mtp.idle_work import IdleWork, no_idle_work
-from mtplx_core.mtp.probe_file import probe_file, write_probe
-from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
-from mtplx_core.mtp.probe import Probe, Steps, load_or_probe, probe_anew
-from mtplx_core.engines.serial import SerialEngine
 from mtplx_core.models.trunk import Trunk
-from mtplx_core.caches.attention import fused_positions
+from mtplx_core.mtp.cost_table import assumed_costs, assumed_draft_shares
+from mtplx_core.mtp.depth import AdaptiveDepth, FixedDepth
+from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
+from mtplx_core.mtp.idle_work import IdleWork, no_idle_work
+from mtplx_core.mtp.probe import Probe, Steps, load_or_probe, probe_anew
+from mtplx_core.mtp.probe_file import probe_file, write_probe
 
 logger = logging.getLogger(__name__)
 
-SHIPPED = Path(__file__).resolve().parent / "shipped_heads"
+SHIPPED = Path(__file__).resolve().parents[1] / "shipped_heads"
 B1_EXACT_LANE = "mtp_batch_b1_exact_serial"
 
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from mtplx_core.sampling.slot_sampler import RowSampler
 from mtplx_core.sampling.sampler import Noise
+from mtplx_core.sampling.slot_sampler import RowSampler
 
 
 class RowState(NamedTuple):

@@ -13,20 +13,20 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
+from mtplx_core.caches.attention import route_attention
+from mtplx_core.caches.ragged import RaggedCache, cache_arrays, layer_shapes, plain_caches
 from mtplx_core.caches.ragged_layer import LayerShape
-from mtplx_core.mtp.cycle import RowState, advanced, empty_state, picked, placed, run_cycle, seated, verify
-from mtplx_core.mtp.drafters import PENDING_LIMIT, HeadDrafter, LiftedPairs, look_up
+from mtplx_core.caches.recurrent import RecurrentShape
 from mtplx_core.engine import Geometry, Sampling
 from mtplx_core.heads.base import Head
-from mtplx_core.sampling.logprobs import LogprobArrays, logprob_arrays
 from mtplx_core.models.memory import VERIFY_COPIES
-from mtplx_core.sampling.penalties import RowHistory
-from mtplx_core.mtp.prefill import Prefill
-from mtplx_core.caches.ragged import RaggedCache, cache_arrays, layer_shapes, plain_caches
-from mtplx_core.caches.recurrent import RecurrentShape
-from mtplx_core.sampling.slot_sampler import RowSampler
 from mtplx_core.models.trunk import Trunk
-from mtplx_core.caches.attention import route_attention
+from mtplx_core.mtp.cycle import RowState, advanced, empty_state, picked, placed, run_cycle, seated, verify
+from mtplx_core.mtp.drafters import PENDING_LIMIT, HeadDrafter, LiftedPairs, look_up
+from mtplx_core.mtp.prefill import Prefill
+from mtplx_core.sampling.logprobs import LogprobArrays, logprob_arrays
+from mtplx_core.sampling.penalties import RowHistory
+from mtplx_core.sampling.slot_sampler import RowSampler
 
 CYCLES_AHEAD = 2
 """Cycles whose tokens may be written before the host learns that a row had ended."""

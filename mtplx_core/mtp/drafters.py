@@ -12,8 +12,8 @@ from typing import NamedTuple
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
-from mtplx_core.heads.base import Head
 from mtplx_core.caches.ragged import RaggedCache
+from mtplx_core.heads.base import Head
 
 PENDING_LIMIT = 16
 """Pairs a row may have waiting before the head is fed although nothing is drafted."""

@@ -16,22 +16,22 @@ from typing import Any
 
 import mlx.core as mx
 
+from mtplx_core.engine import Geometry, Row, RowCycle, RowEnd, RowTokens, StepResult
+from mtplx_core.engines.lane_guard import inside_mtp_lane
+from mtplx_core.engines.roster import check_place, check_row, row_end, with_end_tokens
+from mtplx_core.errors import EngineDeadError
+from mtplx_core.heads.base import Head
+from mtplx_core.models.loader import LoadedModel
+from mtplx_core.models.trunk import Trunk
 from mtplx_core.mtp.depth import DepthPolicy, Odds, Trial, assumed_policy
 from mtplx_core.mtp.device_batch import DeviceBatch, Plan, Started
-from mtplx_core.engine import Geometry, Row, RowCycle, RowEnd, RowTokens, StepResult
-from mtplx_core.errors import EngineDeadError
-from mtplx_core.mtp.prefill_batch import Fed, Feeder
-from mtplx_core.mtp.pending_cycle import Flight, Outcome
-from mtplx_core.heads.base import Head
-from mtplx_core.engines.lane_guard import inside_mtp_lane
-from mtplx_core.models.loader import LoadedModel
-from mtplx_core.sampling.logprobs import row_logprobs
 from mtplx_core.mtp.idle_work import IdleWork, no_idle_work
-from mtplx_core.engines.roster import check_place, check_row, row_end, with_end_tokens
-from mtplx_core.mtp.slots import Seat, Seats
 from mtplx_core.mtp.parked_rows import Sidelines
+from mtplx_core.mtp.pending_cycle import Flight, Outcome
+from mtplx_core.mtp.prefill_batch import Fed, Feeder
+from mtplx_core.mtp.slots import Seat, Seats
 from mtplx_core.mtp.telemetry import Telemetry
-from mtplx_core.models.trunk import Trunk
+from mtplx_core.sampling.logprobs import row_logprobs
 
 logger = logging.getLogger(__name__)
 

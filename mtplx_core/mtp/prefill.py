@@ -10,11 +10,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from mtplx_core.mtp.prefix_cache import Beginning, Beginnings
+from mtplx_core.caches.ragged import cache_arrays, plain_caches
 from mtplx_core.engine import PrefillProgress, Row
 from mtplx_core.heads.base import Head
-from mtplx_core.caches.ragged import cache_arrays, plain_caches
 from mtplx_core.models.trunk import Trunk
+from mtplx_core.mtp.prefix_cache import Beginning, Beginnings
 
 
 class Prefill:

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from mtplx_core.mtp.prefix_cache import Beginnings, first_message
+from mtplx_core.caches.ragged import RaggedCache
 from mtplx_core.caches.ragged_layer import LayerShape
-from mtplx_core.mtp.device_batch import mask_heads, trunk_shapes
 from mtplx_core.engine import PrefillProgress, Row, RowEnd
 from mtplx_core.heads.base import Head
-from mtplx_core.mtp.prefill import Prefill
-from mtplx_core.caches.ragged import RaggedCache
 from mtplx_core.models.trunk import Trunk
+from mtplx_core.mtp.device_batch import mask_heads, trunk_shapes
+from mtplx_core.mtp.prefill import Prefill
+from mtplx_core.mtp.prefix_cache import Beginnings, first_message
 
 logger = logging.getLogger(__name__)
 

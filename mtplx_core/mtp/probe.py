@@ -16,14 +16,14 @@ from typing import NamedTuple, TypeVar
 
 import mlx.core as mx
 
-from mtplx_core.mtp.cost_table import CostTable, assumed_costs
-from mtplx_core.mtp.device_batch import new_head_drafter, new_trunk_cache
+from mtplx_core.caches.ragged import cache_arrays, plain_caches
 from mtplx_core.engine import Geometry
 from mtplx_core.heads.base import Head
+from mtplx_core.models.trunk import Trunk
+from mtplx_core.mtp.cost_table import CostTable, assumed_costs
+from mtplx_core.mtp.device_batch import new_head_drafter, new_trunk_cache
 from mtplx_core.mtp.key_cost import KeyCost
 from mtplx_core.mtp.probe_file import probe_file, read_probe, write_probe
-from mtplx_core.caches.ragged import cache_arrays, plain_caches
-from mtplx_core.models.trunk import Trunk
 
 logger = logging.getLogger(__name__)
 

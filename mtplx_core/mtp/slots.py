@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from mtplx_core.mtp.depth import Odds
 from mtplx_core.engine import Row, RowCycle, RowStats
+from mtplx_core.mtp.depth import Odds
 from mtplx_core.mtp.prompt_lookup import Recall
 
 

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mtplx_core.engine import Sampling
-from mtplx_core.sampling.min_tokens import bar_ends, end_bar
 from mtplx_core.models.own_call import logits_in_one_forward
+from mtplx_core.sampling.min_tokens import bar_ends, end_bar
 from mtplx_core.sampling.noise import gumbel, noise_keys, seed_words
 from mtplx_core.sampling.penalties import has_penalties, penalise, penalty_rows, row_history
 

@@ -15,13 +15,13 @@ import uvicorn
 from openai import AsyncOpenAI
 
 from api.app import create_app
-from api.fleet.backend import Backend, Fleet
 from api.config import ApiConfig
+from api.fleet.backend import Backend, Fleet
 from api.http.protocol import bounded_protocol
 from broker.scripts import Idempotency, Quota
 from broker.wire import Request, Ticket
-from tests.api.fake import FakeBackend, FakeHandle, beating
 from harness.wait import PATIENCE_S
+from tests.api.fake import FakeBackend, FakeHandle, beating
 
 
 @asynccontextmanager

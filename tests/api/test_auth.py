@@ -8,8 +8,8 @@ import httpx
 import pytest
 from openai import AuthenticationError
 
-from api.auth import KeyRing, hash_key, load_keys, new_key
 from api.app import create_app
+from api.auth import KeyRing, hash_key, load_keys, new_key
 from api.config import is_loopback
 from api.errors import ApiConfigError, InvalidKeyError
 from tests.api.conftest import api_config, http_client, openai_client, serving

@@ -13,10 +13,10 @@ from broker.client.client import Client
 from broker.errors import BrokerConfigError, BrokerUnavailableError
 from broker.registry import Registry
 from broker.scripts import Scripts
-from tests.broker.conftest import ChildServers
 from harness.redis_servers import ChildServer, InProcessServer
 from harness.relay import relayed
 from harness.wait import wait_until
+from tests.broker.conftest import ChildServers
 
 TROUBLES = (
     BrokerUnavailableError("away"),

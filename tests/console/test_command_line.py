@@ -16,9 +16,9 @@ import pytest
 from api.auth import load_keys
 from console.keep_awake import keep_awake
 from console.keys import run_key
-from mtplx import cli
 from console.settings import ConfigError, options
 from console.supervisor import EXIT_CONFIG
+from mtplx import cli
 from tests.console.processes import clean_environ
 
 ROOT = Path(__file__).resolve().parents[2]

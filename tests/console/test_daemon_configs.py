@@ -15,8 +15,8 @@ from broker.embedded import server as embedded
 from broker.former.daemon import FormerConfig
 from broker.former.policy import PolicyConfig
 from console.daemons import api_config, former_config, worker_config
-from mtplx_core.engine import Profile, SchedulerMode
 from console.settings import ConfigError, Settings, options
+from mtplx_core.engine import Profile, SchedulerMode
 from workers.config import ScriptConfig, WorkerConfig
 
 BUILT: Mapping[type[Any], set[str]] = {

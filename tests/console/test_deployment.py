@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
+from console.settings import PRESETS, Settings
 from console.up import STOP_MARGIN_S
 from mtplx import cli
-from console.settings import PRESETS, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())

@@ -10,9 +10,9 @@ import pytest
 
 from console.daemons import worker_config
 from console.device import run_device_doctor
-from mtplx_core import device_checks
 from console.settings import Settings
 from harness.models import write_tiny_llama
+from mtplx_core import device_checks
 from workers.mlx_lane import MlxLane
 
 

@@ -21,8 +21,8 @@ from api.batch.worker import BatchWorkerConfig, run_batch_worker
 from broker.embedded import server as embedded
 from broker.embedded.server import Layout, Runtime
 from broker.errors import BrokerConfigError
-from tests.console.processes import are_gone, children_of
 from harness.stack import wait_until
+from tests.console.processes import are_gone, children_of
 
 
 @pytest.fixture

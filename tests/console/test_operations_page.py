@@ -21,8 +21,8 @@ import pytest
 
 from broker import keys
 from broker.connection.rights import acl_rules
-from tests.console.processes import clean_environ
 from harness.stack import answers, connection, free_port, wait_until
+from tests.console.processes import clean_environ
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "operations.md").read_text()

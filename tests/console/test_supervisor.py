@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from console.supervisor import EXIT_CONFIG, Child, ChildSpec, RestartPolicy, Supervisor, SupervisorError
-from tests.console.processes import are_gone, children_of
 from harness.stack import wait_until
 from harness.wait import PATIENCE_S
+from tests.console.processes import are_gone, children_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRON = {"PATH": os.defpath, "PYTHONPATH": str(ROOT)}

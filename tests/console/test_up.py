@@ -18,8 +18,8 @@ import pytest
 import redis
 
 from console.supervisor import EXIT_CONFIG
-from tests.console.processes import are_gone, children_of, clean_environ, command_of
 from harness.stack import free_port, wait_until
+from tests.console.processes import are_gone, children_of, clean_environ, command_of
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_S = 60.0

@@ -17,8 +17,8 @@ import pytest
 
 from broker.embedded import guard
 from broker.embedded.server import default_data_dir
-from tests.console.processes import clean_environ
 from harness.stack import free_port, wait_until
+from tests.console.processes import clean_environ
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_S = 90.0

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from broker import keys
-from tests.console.processes import clean_environ
 from harness.stack import answers, connection, free_port, redis_command, wait_until
+from tests.console.processes import clean_environ
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = {

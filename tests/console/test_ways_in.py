@@ -15,9 +15,9 @@ import pytest
 
 import mtplx
 from broker.connection.connect import connect
+from broker.connection.rights import acl_rules, missing_rights
 from broker.errors import BrokerUnavailableError
 from broker.former.daemon import Former, FormerConfig
-from broker.connection.rights import acl_rules, missing_rights
 from console.supervisor import EXIT_CONFIG
 from harness.redis_servers import ChildServer, child_server
 from harness.stack import connection, free_port

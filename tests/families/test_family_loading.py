@@ -10,9 +10,9 @@ import pytest
 
 from harness.families.checkpoints import NEEDS_GPU, NOT_HERE, write_checkpoint
 from harness.families.sizes import CONTEXT
+from harness.models import CONFIG, write_tiny_llama
 from mtplx_core.errors import ModelLoadError
 from mtplx_core.models.loader import UNBOUNDED_CONTEXT, load_model
-from harness.models import CONFIG, write_tiny_llama
 
 
 @pytest.mark.parametrize("family", ["dbrx", "gpt2", "kimi_linear", "lille-130m", "openelm"])

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from harness.models import tiny_llama
 from mtplx_core.build import build_engine
 from mtplx_core.engine import Engine, Geometry
 from mtplx_core.models.loader import LoadedModel
 from tests.mtplx_core.engine_cases import GEOMETRY, KINDS, Build
-from harness.models import tiny_llama
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from mtplx_core.sampling.audit import FLOAT32_TOLERANCE, compare
 from mtplx_core.engine import Engine, PrefillProgress, Row, RowEnd, StepResult, TokenLogprob
 from mtplx_core.models.loader import LoadedModel
+from mtplx_core.sampling.audit import FLOAT32_TOLERANCE, compare
 
 ROUNDING = 1e-4
 """More than two products of these models' size can differ by when they round differently, in logits."""

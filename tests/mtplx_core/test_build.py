@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from mtplx_core.engines.ar_batch import ArBatchEngine
+from harness.models import tiny_llama
 from mtplx_core.build import build_engine
 from mtplx_core.engine import Geometry, Profile, Row, Sampling, SchedulerMode
-from mtplx_core.errors import LaneIsolationError
+from mtplx_core.engines.ar_batch import ArBatchEngine
 from mtplx_core.engines.lane_guard import inside_mtp_lane
+from mtplx_core.engines.serial import SerialEngine
+from mtplx_core.errors import LaneIsolationError
 from mtplx_core.models.loader import LoadedModel
 from mtplx_core.mtp.engine import MtpBatchEngine
-from mtplx_core.engines.serial import SerialEngine
 from tests.mtplx_core.driving import Heard, run
-from harness.models import tiny_llama
 
 GEOMETRY = Geometry(decode_batch_max=4, max_context_tokens=200, depth=1, prefill_chunk_tokens=16)
 ROW = Row("row", (10, 20, 30), 16, Sampling(temperature=0.8, seed=3), ignore_eos=True, top_logprobs=2)

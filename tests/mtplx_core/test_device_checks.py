@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+from harness.models import tiny_llama
 from mtplx_core.device_checks import Effort, check_peak_memory, run_device_checks
 from mtplx_core.engine import Geometry, StepResult
 from mtplx_core.mtp.engine import MtpBatchEngine
-from harness.models import tiny_llama
 
 GEOMETRY = Geometry(decode_batch_max=3, max_context_tokens=256, depth=1, prefill_chunk_tokens=64)
 

@@ -11,11 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 from console.inspect_cli import inspect
-from mtplx_core.mtp.device_batch import DeviceBatch
+from harness.models import CONFIG, write_tiny_llama, write_tiny_mamba
 from mtplx_core.engine import Geometry
 from mtplx_core.errors import ModelLoadError
 from mtplx_core.inspection import Inspection, Outline, inspect_model
 from mtplx_core.models.trunk import Trunk
+from mtplx_core.mtp.device_batch import DeviceBatch
 from tests.mtplx_core.heads.layouts import (
     DENSE,
     EXPERTS_35,
@@ -30,7 +31,6 @@ from tests.mtplx_core.heads.layouts import (
     under,
     write,
 )
-from harness.models import CONFIG, write_tiny_llama, write_tiny_mamba
 
 NAMES = {mx.float32: "F32", mx.bfloat16: "BF16", mx.uint32: "U32"}
 

@@ -9,8 +9,8 @@ import pytest
 from openai import AuthenticationError, NotFoundError, OpenAI
 
 from api.auth import hash_key
-from tests.offline.batch_files import jsonl, line, submit, wait_for
 from harness.stack import Stack
+from tests.offline.batch_files import jsonl, line, submit, wait_for
 
 
 @pytest.fixture(scope="module")

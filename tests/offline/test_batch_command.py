@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 
 from console.supervisor import mtplx_command
-from tests.offline.batch_files import jsonl, line
 from harness.stack import Stack, clean_environment
+from tests.offline.batch_files import jsonl, line
 
 
 def batch(stack: Stack, *words: str) -> subprocess.CompletedProcess[str]:

@@ -16,11 +16,11 @@ from broker.batches import NO_BATCH_WORKER
 from console.batch import describe
 from console.doctor import judge_daemons
 from console.overview import take_overview
+from harness.scripted import ask
+from harness.stack import Stack, answers, connection, wait_until
 from tests.offline.batch_files import jsonl, line, read, submit, wait_for
 from tests.offline.conftest import WORKER
 from tests.offline.test_text_client import text_of
-from harness.scripted import ask
-from harness.stack import Stack, answers, connection, wait_until
 
 LINES = 2000
 

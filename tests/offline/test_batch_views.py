@@ -9,8 +9,8 @@ import httpx
 from openai import OpenAI
 
 from console.supervisor import mtplx_command
-from tests.offline.batch_files import jsonl, line, submit, wait_for
 from harness.stack import Stack, clean_environment
+from tests.offline.batch_files import jsonl, line, submit, wait_for
 
 
 def test_running_batch_is_counted_apart_and_shown_with_its_progress(openai: OpenAI, offline_stack: Stack) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from openai import BadRequestError, ConflictError, NotFoundError, OpenAI
 
+from harness.scripted import ask
 from tests.offline.batch_files import jsonl, line, read, submit, wait_for
 from tests.offline.test_text_client import text_of
-from harness.scripted import ask
 
 
 def test_batch_answers_every_line_of_its_file(openai: OpenAI) -> None:

@@ -15,9 +15,9 @@ from pyarrow import parquet
 
 from api.bulk.rows import Recipe, Row, count_rows, read_rows
 from console.supervisor import mtplx_command
-from tests.offline.test_text_client import text_of
 from harness.scripted import ask
 from harness.stack import Stack, clean_environment, wait_until
+from tests.offline.test_text_client import text_of
 
 RECIPE = Recipe("m", is_raw=True)
 

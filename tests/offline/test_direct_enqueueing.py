@@ -6,9 +6,9 @@ import pytest
 
 from broker.client import results as outcomes
 from broker.client.client import Client
+from broker.client.sync import SyncClient
 from broker.errors import ConflictError, UnknownRequestError
 from broker.scripts import Idempotency
-from broker.client.sync import SyncClient
 from broker.wire import Finished, Tokens
 from harness.scripted import ask
 from harness.stack import Stack

@@ -13,11 +13,11 @@ import pytest
 from api.calls.client import Terms, TextClient
 from broker import keys
 from broker.client.client import Client
-from tests.offline.test_text_client import text_of
 from harness.scripted import ask
 from harness.stack import Stack
 from harness.stack import wait_until as wait_for
 from harness.wait import wait_until
+from tests.offline.test_text_client import text_of
 from workers.scripted_lane import NAME
 
 PATH = "/v1/completions"

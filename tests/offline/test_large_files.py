@@ -10,8 +10,8 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from tests.offline.batch_files import jsonl, line, wait_for
 from harness.stack import Stack
+from tests.offline.batch_files import jsonl, line, wait_for
 
 LINES = 50_000
 SIZE = 200 * 1000 * 1000

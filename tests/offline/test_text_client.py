@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
+from api.calls.client import Terms, TextClient
 from api.errors import BadRequestError, ModelNotFoundError
 from api.openai.schemas import Chat, Completion
-from api.calls.client import Terms, TextClient
 from broker.client.client import Client
 from broker.errors import QueueFullError, UnknownRequestError
 from broker.scripts import Bounds

@@ -11,8 +11,8 @@ import httpx
 
 from broker import keys
 from broker.client.client import Client
-from harness.stack import Stack
 from harness.announcements import Told, body_of, listen
+from harness.stack import Stack
 from harness.wait import PATIENCE_S
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from broker.client.client import Client
 from console.supervisor import EXIT_CONFIG
-from harness.stack import Stack, answers, connection, wait_until
 from harness.announcements import expected
+from harness.stack import Stack, answers, connection, wait_until
 from tests.system.breaking import (
     Streams,
     complete,

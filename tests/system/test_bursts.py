@@ -7,8 +7,8 @@ from collections import Counter
 
 import httpx
 
-from harness.stack import Stack
 from harness.announcements import body_of
+from harness.stack import Stack
 
 CALLS = 300
 

@@ -16,10 +16,10 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 from harness.families.checkpoints import write_checkpoint
+from harness.stack import READY_S, Stack, wait_until
 from mtplx_core.models.loader import load_model
 from tests.console.processes import are_gone, children_of
 from tests.console.test_up import Up
-from harness.stack import READY_S, Stack, wait_until
 
 SERVED = ("granite", "gemma2", "minimax", "gpt_oss")
 REFUSED = "phi3small"

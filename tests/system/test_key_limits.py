@@ -10,11 +10,11 @@ import httpx
 import pytest
 
 from api.auth import hash_key, new_key
-from mtplx_core.engine import Row
-from mtplx_core.engines.scripted import scripted_completion
 from harness.scripted import SCRIPT
 from harness.stack import Stack
 from harness.wait import PATIENCE_S
+from mtplx_core.engine import Row
+from mtplx_core.engines.scripted import scripted_completion
 from workers.scripted_lane import encode_text
 
 REQUESTS, TOKENS = 4, 600

@@ -17,8 +17,8 @@ import pytest
 import pytest_asyncio
 
 from broker import keys
-from harness.stack import Stack, connection
 from harness.announcements import Told
+from harness.stack import Stack, connection
 from tests.system.breaking import complete, http_of, streams_of, until
 
 How = Literal["frozen", "killed"]
@@ -130,7 +130,7 @@ def _more(running: Sequence[Told], before: Sequence[int]) -> list[int]:
 def test_new_requests_are_refused_while_redis_is_away(outage: Outage) -> None:
     """Each call is, and once more: none waits for Redis to be back, or for the time-outs of a connection.
 
-    That it takes a second and no more is tested by a clock of the test's own, in `broker/test_silence.py`.
+    That it takes a second and no more is tested by a clock of the test's own, in `broker/test_outage.py`.
     """
     assert {refusal.status_code for refusal in outage.refusals} == {503}
     assert all(refusal.headers["retry-after"] for refusal in outage.refusals)

@@ -17,9 +17,9 @@ from api.fleet.catalog import estimated_wait_s
 from broker import keys
 from broker.client.client import Client
 from broker.former.wait_estimates import lane_name
+from harness.announcements import body_of, expected
 from harness.scripted import PROFILE
 from harness.stack import Stack, connection
-from harness.announcements import body_of, expected
 from tests.system.breaking import Streams, complete, http_of, streams_of, until, until_async
 from workers.scripted_lane import IDENTITY
 
@@ -93,7 +93,7 @@ async def test_every_client_of_an_overloaded_lane_is_answered_or_told_when_to_co
 async def test_retry_after_of_a_full_queue_is_the_wait_that_the_former_foresees(
     narrow: Stack, streams: Streams, http: httpx.AsyncClient, client: Client
 ) -> None:
-    """How near the foreseen wait is to the real one is tested without a clock, in `broker/test_waits.py`."""
+    """How near the foreseen wait is to the real one is tested without a clock, in `broker/former/test_wait_estimates.py`."""
     streams.start(*(f"flood {i}" for i in range(BOUND)), length=60)
     await until(lambda: sum(told.end == "done" for told in streams.told) >= 2 * ROWS, "rows change hands")
     foreseen_s, told_s = set[int](), list[int]()

@@ -14,11 +14,11 @@ from tokenizers import Tokenizer
 from broker import keys
 from broker.client.client import Client
 from broker.wire import decode_events, unpack_tokens
-from mtplx_core.sampling.audit import audit
-from mtplx_core.engine import Sampling
-from mtplx_core.models.loader import LoadedModel
 from harness.chat_prompts import chat_prompt
 from harness.stack import Stack
+from mtplx_core.engine import Sampling
+from mtplx_core.models.loader import LoadedModel
+from mtplx_core.sampling.audit import audit
 
 MODEL = "smollm2-135m"
 QUESTIONS = ("What is the capital of France?", "Say a fruit.", "Count from one to five.", "What is snow made of?")

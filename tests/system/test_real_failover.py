@@ -13,11 +13,11 @@ import pytest_asyncio
 from broker import keys
 from broker.client.client import Client
 from broker.wire import unpack_tokens
-from mtplx_core.sampling.audit import audit
-from mtplx_core.engine import Sampling
-from mtplx_core.models.loader import LoadedModel
 from harness.chat_prompts import chat_prompt
 from harness.stack import Stack
+from mtplx_core.engine import Sampling
+from mtplx_core.models.loader import LoadedModel
+from mtplx_core.sampling.audit import audit
 from tests.system.breaking import until_async
 
 MODEL = "smollm2-135m"

@@ -7,9 +7,9 @@ import signal
 
 import httpx
 
+from harness.announcements import Told, listen
 from harness.balancer import Balancer
 from harness.stack import Stack, wait_until
-from harness.announcements import Told, listen
 
 LENGTHS = (1, 20, 60, 200)
 CLIENTS = 10

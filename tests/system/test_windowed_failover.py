@@ -17,10 +17,10 @@ from broker.client.client import Client
 from broker.wire import unpack_tokens
 from harness.families.checkpoints import write_checkpoint
 from harness.families.sizes import CONTEXT, WINDOW
-from mtplx_core.sampling.audit import audit
+from harness.stack import Stack
 from mtplx_core.engine import Sampling
 from mtplx_core.models.loader import load_model
-from harness.stack import Stack
+from mtplx_core.sampling.audit import audit
 from tests.system.breaking import until_async
 
 FAMILY = "gpt_oss"

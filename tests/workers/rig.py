@@ -15,11 +15,11 @@ from broker import keys
 from broker.scripts import DEFAULT_BOUNDS, Scripts, Submission
 from broker.text.token_bytes import byte_table, text_of
 from broker.wire import Request, Sampling, Seat, Ticket, pack_tokens, seed_of
-from mtplx_core.engine import Engine, Geometry, Row
-from mtplx_core.engines.scripted import Script, ScriptedEngine, Work, scripted_completion
 from harness.clock import FakeClock
 from harness.redis_servers import InProcessServer, Server
 from harness.wait import PATIENCE_S
+from mtplx_core.engine import Engine, Geometry, Row
+from mtplx_core.engines.scripted import Script, ScriptedEngine, Work, scripted_completion
 from workers.config import ScriptConfig, WorkerConfig
 from workers.daemon import Links, Worker
 from workers.lane import ServedModel

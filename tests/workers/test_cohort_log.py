@@ -12,9 +12,9 @@ from redis.asyncio import Redis
 
 from broker import keys
 from broker.wire import Finished
-from mtplx_core.engines.scripted import Fault
 from harness.reads import read_end, read_log
 from harness.redis_servers import Server
+from mtplx_core.engines.scripted import Fault
 from tests.workers.rig import Rig, opened, serving
 from workers.cohort_log import CohortLedger
 from workers.config import ScriptConfig

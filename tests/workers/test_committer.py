@@ -22,10 +22,10 @@ from broker.wire import (
     decode_logprob,
     pack_tokens,
 )
-from mtplx_core.engines.scripted import Fault
 from harness.channels import listening
 from harness.reads import read_end, read_free_rows, read_log, read_state, read_status
 from harness.redis_servers import Server
+from mtplx_core.engines.scripted import Fault
 from tests.workers.rig import FragileServer, Rig, opened, seat, wait_until
 from workers.config import ScriptConfig
 from workers.scripted_lane import script_of

@@ -13,15 +13,15 @@ from redis.asyncio import Redis
 from broker import keys
 from broker.errors import BrokerConfigError
 from broker.registry import Registry
-from mtplx_core.errors import ModelLoadError
-from mtplx_core.engines.scripted import Fault
 from harness.reads import read_end, read_jobs, read_log, read_state, read_status, read_waiting
 from harness.redis_servers import ChildServer, Server
+from mtplx_core.engines.scripted import Fault
+from mtplx_core.errors import ModelLoadError
 from tests.workers.rig import CONFIG, FragileServer, Rig, accepts, opened, seat, serving, wait_until, wait_until_async
 from workers.config import ScriptConfig
-from workers.step_runner import RETRY_MAX_S, Crew, Step
 from workers.errors import EngineFailedError, StalledError
 from workers.scripted_lane import IDENTITY, script_of
+from workers.step_runner import RETRY_MAX_S, Crew, Step
 
 
 async def send(rig: Rig, *texts: str, max_tokens: int = 8) -> None:

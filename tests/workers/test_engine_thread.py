@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from mtplx_core.engine import Geometry, Row
-from mtplx_core.errors import EngineDeadError
-from mtplx_core.engines.scripted import Fault, Script, ScriptedEngine, scripted_completion
 from harness.wait import PATIENCE_S
+from mtplx_core.engine import Geometry, Row
+from mtplx_core.engines.scripted import Fault, Script, ScriptedEngine, scripted_completion
+from mtplx_core.errors import EngineDeadError
 from tests.workers.rig import Hang
 from workers.engine_thread import Answered, Delivery, Died, EngineThread, Rejected, Stepped
 

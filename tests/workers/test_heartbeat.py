@@ -12,15 +12,15 @@ import pytest
 from redis.asyncio import Redis
 
 from broker.errors import BrokerUnavailableError
-from broker.registry import Registry
 from broker.outage import SILENT_S
+from broker.registry import Registry
 from harness.redis_servers import ChildServer, Server
 from harness.relay import Relay, relayed
 from harness.wait import PATIENCE_S
 from tests.workers.rig import CONFIG, Rig, opened, serving, wait_until
-from workers.step_runner import persist
 from workers.daemon import Worker
 from workers.membership import Membership, Vitals
+from workers.step_runner import persist
 
 
 @pytest.fixture

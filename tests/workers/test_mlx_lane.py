@@ -16,20 +16,20 @@ from msgspec import structs
 from broker.registry import Registry
 from broker.scripts import DEFAULT_BOUNDS, Scripts, Submission
 from broker.wire import Request, Sampling, SamplingDefaults, Ticket, pack_tokens
-from mtplx_core.mtp import assemble
-from mtplx_core.sampling.audit import audit
+from harness.models import EOS_TOKEN_ID, write_tiny_llama, write_tiny_mamba
+from harness.reads import read_log, read_status
+from harness.wait import PATIENCE_S
 from mtplx_core.engine import Geometry, Row, SchedulerMode
 from mtplx_core.engine import Sampling as EngineSampling
+from mtplx_core.engines.serial import SerialEngine
 from mtplx_core.errors import ModelLoadError, UnsupportedModeError
 from mtplx_core.heads.attached import AttachedHead
 from mtplx_core.heads.base import Head
 from mtplx_core.models.loader import LoadedModel, load_model
-from mtplx_core.engines.serial import SerialEngine
 from mtplx_core.models.trunk import Trunk
+from mtplx_core.mtp import assemble
+from mtplx_core.sampling.audit import audit
 from tests.mtplx_core.driving import run
-from harness.models import EOS_TOKEN_ID, write_tiny_llama, write_tiny_mamba
-from harness.reads import read_log, read_status
-from harness.wait import PATIENCE_S
 from tests.workers.rig import FragileServer
 from workers.config import WorkerConfig
 from workers.daemon import Links, Worker

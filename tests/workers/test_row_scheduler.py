@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from broker.wire import Request, Seat, pack_tokens
-from workers.running_row import LiveRow
 from workers.row_scheduler import Moves, PlaceRules, arrange, count_held
+from workers.running_row import LiveRow
 from workers.stop_detection import RowText
 
 NOW_S = 1000.0

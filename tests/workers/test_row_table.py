@@ -23,8 +23,8 @@ from broker.wire import (
 from broker.wire import pack_tokens as pack
 from mtplx_core.engine import PrefillProgress, RowCycle, RowEnd, RowStats, RowTokens, StepResult, TokenLogprob
 from mtplx_core.engine import Sampling as EngineSampling
-from workers.running_row import LiveRow, end_of
 from workers.row_table import PROGRESS_EVERY_S, RowTable
+from workers.running_row import LiveRow, end_of
 from workers.stop_detection import RowText
 
 TABLE = tuple(bytes([token]) for token in range(128))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from broker.text.token_bytes import byte_table, text_of
 from broker.wire import Finished, Request, Sampling, Seat, pack_tokens
-from mtplx_core.mtp.depth import FixedDepth
+from harness.chat_prompts import chat_prompt
 from mtplx_core.engine import Geometry
 from mtplx_core.models.loader import LoadedModel
+from mtplx_core.mtp.depth import FixedDepth
 from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
-from harness.chat_prompts import chat_prompt
-from workers.running_row import LiveRow
 from workers.row_table import RowTable
+from workers.running_row import LiveRow
 from workers.stop_detection import RowText
 
 SAYING = "Repeat this sentence three times: The quick brown fox jumps over the lazy dog."

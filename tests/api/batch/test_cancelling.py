@@ -10,14 +10,14 @@ from typing import cast
 import pytest
 import pytest_asyncio
 
+from api.batch.file_store import FileStore, content_path
 from api.batch.progress import Tools
 from api.batch.runner import BatchRunner, RunnerLimits
-from api.batch.file_store import FileStore, content_path
 from api.calls.client import TextClient
 from broker.batches import BatchDesk, BatchRecord
-from tests.offline.batch_files import jsonl, line
-from tests.api.batch.test_lease import BATCH, FIELDS, Calls
 from harness.redis_servers import InProcessServer
+from tests.api.batch.test_lease import BATCH, FIELDS, Calls
+from tests.offline.batch_files import jsonl, line
 
 LINES = jsonl([line("a"), line("b"), line("c")])
 

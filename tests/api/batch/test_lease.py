@@ -13,21 +13,21 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
+from api.batch.file_store import FileStore, content_path
 from api.batch.lease import BatchLease, LeaseLostError
 from api.batch.lines import LineRules
 from api.batch.parts import Parts, Tally
 from api.batch.progress import Progress, Tools
 from api.batch.runner import BatchRunner, RunnerLimits
-from api.errors import ApiError
-from api.batch.file_store import FileStore, content_path
 from api.calls.client import TextClient
+from api.errors import ApiError
 from broker import keys
 from broker.batches import BatchDesk, BatchRecord
 from broker.errors import BrokerConfigError, BrokerUnavailableError
 from broker.wire import Cause
-from tests.offline.batch_files import jsonl, line
 from harness.redis_servers import InProcessServer
 from harness.wait import PATIENCE_S, wait_until
+from tests.offline.batch_files import jsonl, line
 
 BATCH = "batch-1"
 ENDPOINT = "/v1/completions"

@@ -13,9 +13,9 @@ from redis.asyncio import Redis
 
 from broker import keys
 from broker.batches import BatchDesk
+from harness.redis_servers import ChildServer, child_server
 from tests.api.conftest import api_config, openai_client, serving
 from tests.api.fake import FakeBackend
-from harness.redis_servers import ChildServer, child_server
 
 FIELDS: dict[str, str | int] = {
     "key_id": "",

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from api.batch.file_store import FileStore
 from api.batch.parts import Kind, Parts, Result, Tally
 from api.errors import ApiConfigError
-from api.batch.file_store import FileStore
 
 
 @pytest.fixture(params=["disk", "memory"])

@@ -21,9 +21,9 @@ from broker.client.client import Client
 from broker.scripts import Registration
 from broker.wire import ModelCard, Request, Sampling, SamplingDefaults, Ticket, decode_request, encode, pack_tokens
 from console.supervisor import mtplx_command
-from tests.offline.batch_files import jsonl, line, submit
 from harness import factories as make
 from harness.stack import Stack, clean_environment, connection, wait_until
+from tests.offline.batch_files import jsonl, line, submit
 from workers.scripted_lane import IDENTITY, NAME, VOCAB_SIZE, encode_text, tokenizer_files
 
 SAID = SamplingDefaults(0.6, 0.95, 20, 0.05, 1.05, 64)

@@ -19,9 +19,9 @@ from redis.asyncio import Redis
 from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
 
+from api.batch.file_store import FileStore, content_path
 from api.batch.queue import BatchQueue, connect_blocking
 from api.batch.worker import ORPHAN_S, BatchWorkerConfig, run_batch_worker, tidy_up
-from api.batch.file_store import FileStore, content_path
 from broker import keys
 from broker.batches import BatchDesk, FileRecord
 from harness.redis_servers import ChildServer, child_server

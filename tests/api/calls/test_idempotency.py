@@ -9,8 +9,8 @@ import pytest
 
 from api.calls.idempotency import said_by
 from api.fleet.catalog import NAMESAKES, Catalog
-from api.openai.parsing import parse
 from api.http.services import CHAT_DECODER, COMPLETION_DECODER
+from api.openai.parsing import parse
 from tests.api.fake import IDENTITY, NAME, FakeBackend, card, fleet
 
 CHAT = {"model": NAME, "messages": [{"role": "user", "content": "Hi"}], "logit_bias": {"5": 1, "7": -1}}

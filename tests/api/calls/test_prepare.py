@@ -11,14 +11,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from api.text.tokenizers import Bundle
-from api.text.chat_template import ChatTemplate
-from api.text.conversation import LONG_CONVERSATION, LONG_TEXT
-from api.errors import BadRequestError, ContextLengthError
 from api.calls.prepare import MAX_CHOICES, Payer, chat_job, completion_job
+from api.errors import BadRequestError, ContextLengthError
 from api.fleet.catalog import Route
 from api.openai.schemas import ChatRequest, CompletionRequest, Message, TextPart
+from api.text.chat_template import ChatTemplate
+from api.text.conversation import LONG_CONVERSATION, LONG_TEXT
 from api.text.detokenizer import TokenizerText
+from api.text.tokenizers import Bundle
 from tests.api.fake import CONTEXT, NAME, TEMPLATE, card, tokenizer_files
 
 LONGEST_TOKEN = "<|endoftext|>"

@@ -8,9 +8,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from api.fleet.backend import Fleet
+from api.fleet.catalog import SILENT_S, Catalog
 from api.fleet.fleet_metrics import FleetCollector
 from api.fleet.health import Health, take_health
-from api.fleet.catalog import SILENT_S, Catalog
 from broker.errors import BrokerUnavailableError
 from broker.registry import DaemonRecord
 from tests.api.conftest import wait_until

@@ -18,8 +18,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.api.fake import NAME, FakeBackend
 from harness.wait import PATIENCE_S
+from tests.api.fake import NAME, FakeBackend
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

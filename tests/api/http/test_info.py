@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import api
 from api.fleet.backend import Fleet
-from api.fleet.health import judge
 from api.fleet.catalog import Catalog
+from api.fleet.health import judge
 from broker.errors import BrokerUnavailableError
 from broker.registry import Load
 from tests.api.conftest import api_config, http_client, serving

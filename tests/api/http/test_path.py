@@ -16,9 +16,9 @@ from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.api.conftest import http_client
 from harness.stack import Stack
 from harness.wait import PATIENCE_S
+from tests.api.conftest import http_client
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

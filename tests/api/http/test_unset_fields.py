@@ -12,11 +12,11 @@ from openai.types import completion_create_params as text_params
 from openai.types.chat import ChatCompletionUserMessageParam
 from openai.types.chat import completion_create_params as chat_params
 
-from api.text.tokenizers import Bundle
+from api.openai.schemas import DEFAULTS, ChatRequest, CompletionRequest, Message
 from api.text.chat_template import ChatTemplate
 from api.text.conversation import render
-from api.openai.schemas import DEFAULTS, ChatRequest, CompletionRequest, Message
 from api.text.detokenizer import TokenizerText
+from api.text.tokenizers import Bundle
 from tests.api.fake import NAME, FakeBackend, Script, tokenizer_files
 from tests.api.http.test_refusals import CHAT, CHAT_BODY, TEXT, TEXT_BODY, error_of
 

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from api.text.tokenizers import Bundle
+from api.errors import BadRequestError
+from api.openai.schemas import ChatRequest, Message, TextPart
 from api.text.chat_template import ChatTemplate
 from api.text.control_tokens import UnguardedError, unused_character, without_character
 from api.text.conversation import encode, render
-from api.errors import BadRequestError
-from api.openai.schemas import ChatRequest, Message, TextPart
 from api.text.detokenizer import TokenizerText
+from api.text.tokenizers import Bundle
 from broker.wire import unpack_tokens
 from tests.api.fake import CORPUS, NAME, TEMPLATE, FakeBackend, tokenizer_files
 

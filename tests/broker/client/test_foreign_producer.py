@@ -15,12 +15,12 @@ from broker import keys
 from broker.former.daemon import Former, FormerConfig
 from broker.scripts import Scripts
 from broker.wire import Request, Seat, decode_request, pack_tokens
-from tests.broker.conftest import ChildServers
 from harness import factories as make
 from harness.reads import read_jobs, read_state
 from harness.redis_servers import ChildServer
+from tests.broker.conftest import ChildServers
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

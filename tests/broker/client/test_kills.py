@@ -10,13 +10,13 @@ from typing import Any, cast
 
 from broker import keys
 from broker.client.client import Client
-from broker.connection.connect import connect
 from broker.client.results import wait
+from broker.connection.connect import connect
 from broker.scripts import RowCommit, RowFinish, Scripts
 from broker.wire import Finished, Seat, pack_tokens
-from tests.broker.conftest import ChildServers
 from harness import factories as make
 from harness.wait import wait_until
+from tests.broker.conftest import ChildServers
 
 READERS, KILLS = 60, 5
 NEVER_S = 3600.0

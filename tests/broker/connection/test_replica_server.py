@@ -16,10 +16,10 @@ from broker.connection.connect import translated
 from broker.errors import BrokerUnavailableError
 from broker.registry import Registry
 from broker.scripts import Scripts
-from tests.broker.conftest import ChildServers
 from harness import factories as make
 from harness.redis_servers import ChildServer
 from harness.wait import wait_until
+from tests.broker.conftest import ChildServers
 
 NEVER_MS = 3_600_000
 

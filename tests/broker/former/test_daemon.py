@@ -10,8 +10,8 @@ from redis.asyncio import Redis
 from broker import keys
 from broker.errors import BrokerConfigError
 from broker.former.daemon import Former, FormerConfig
-from broker.former.waiting import PAGE
 from broker.former.policy import PolicyConfig
+from broker.former.waiting import PAGE
 from broker.registry import Registry
 from broker.scripts import DEFAULT_BOUNDS, Scripts
 from broker.wire import Failed, Finished, Seat

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from broker.former.policy import Plan, PolicyConfig, plan
 from broker.former.capacity import Waiting, WorkerView
 from broker.former.fair_share import Shares
+from broker.former.policy import Plan, PolicyConfig, plan
 from broker.wire import Ticket
 from harness import factories as make
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.former.policy import Plan, PolicyConfig, plan
 from broker.former.capacity import Waiting, WorkerView
+from broker.former.policy import Plan, PolicyConfig, plan
 from broker.wire import Priority
 from harness import factories as make
 

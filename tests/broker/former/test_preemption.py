@@ -7,11 +7,11 @@ from typing import Any, cast
 from redis.asyncio import Redis
 
 from broker import keys
-from broker.former.daemon import Former
 from broker.former.capacity import Waiting
+from broker.former.daemon import Former
+from broker.former.preemption import Crowd, OfflineRow, YieldRules, give_way, places_of
 from broker.scripts import DEFAULT_BOUNDS, RowCommit, Scripts
 from broker.wire import Seat, pack_tokens
-from broker.former.preemption import Crowd, OfflineRow, YieldRules, give_way, places_of
 from harness import factories as make
 from harness.reads import read_jobs, read_status, read_waiting
 

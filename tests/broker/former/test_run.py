@@ -168,7 +168,8 @@ async def test_former_reads_anew_what_waits_when_redis_came_back_as_another(dura
 
 async def test_former_process_ends_when_it_is_told_to(durable_server: ChildServer) -> None:
     client = durable_server.client()
-    code = f"import asyncio; from broker.former.daemon import *; asyncio.run(run_former(FormerConfig({durable_server.url!r})))"
+    run = f"asyncio.run(run_former(FormerConfig({durable_server.url!r})))"
+    code = f"import asyncio; from broker.former.daemon import *; {run}"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, cwd=os.getcwd())
     await wait_until(lambda: has_former(client), "the former is registered")
 

@@ -8,12 +8,12 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.llama import Attention
 
+from harness.models import random_llama, tiny_llama
+from mtplx_core.caches.attention import attend, route_attention
 from mtplx_core.caches.forward import Run
-from mtplx_core.mtp.device_batch import new_trunk_cache
 from mtplx_core.caches.ragged import RaggedCache
 from mtplx_core.models.trunk import Trunk
-from mtplx_core.caches.attention import attend, route_attention
-from harness.models import random_llama, tiny_llama
+from mtplx_core.mtp.device_batch import new_trunk_cache
 
 LENGTHS = (3, 400, 130, 127, 260)
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtplx_core.caches.ragged_layer import LayerShape
 from mtplx_core.caches.ragged import GROWTH_TOKENS, RaggedCache, plain_caches
+from mtplx_core.caches.ragged_layer import LayerShape
 
 SHAPE = LayerShape(heads=2, key_size=4, value_size=6, dtype=mx.float32)
 

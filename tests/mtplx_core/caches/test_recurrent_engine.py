@@ -11,22 +11,22 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models import mamba
 
-from mtplx_core.sampling.audit import audit
+from harness.depths import Scheduled
+from harness.predicted_drafts import Foreseeing
 from mtplx_core.build import build_engine
 from mtplx_core.caches.row_bytes import cache_bytes
-from mtplx_core.mtp.depth import FixedDepth
 from mtplx_core.engine import Geometry, Row, Sampling, SchedulerMode
+from mtplx_core.engines.serial import SerialEngine
 from mtplx_core.errors import UnsupportedModeError
 from mtplx_core.heads.base import Head
 from mtplx_core.models.loader import LoadedModel
-from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
-from mtplx_core.mtp.assemble import deepest
-from mtplx_core.engines.serial import SerialEngine
 from mtplx_core.models.trunk import Trunk
+from mtplx_core.mtp.assemble import deepest
+from mtplx_core.mtp.depth import FixedDepth
+from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
+from mtplx_core.sampling.audit import audit
 from tests.mtplx_core.driving import Heard, run
 from tests.mtplx_core.heads.layouts import DENSE, EXPERTS_35, NEXT, SIZE, loaded_of, tiny
-from harness.depths import Scheduled
-from harness.predicted_drafts import Foreseeing
 
 GEOMETRY = Geometry(decode_batch_max=3, max_context_tokens=160, depth=7, prefill_chunk_tokens=16)
 SAMPLED = Sampling(temperature=0.9, top_p=0.9, seed=77)

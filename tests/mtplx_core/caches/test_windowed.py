@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.cache import RotatingKVCache
 
+from mtplx_core.caches.ragged import RaggedCache
 from mtplx_core.caches.ragged_layer import LayerShape
 from mtplx_core.caches.windowed import copy_rotating, in_order
 from mtplx_core.errors import EngineError
-from mtplx_core.caches.ragged import RaggedCache
 
 WINDOW, POSITIONS, ROWS = 5, 4, 3
 RING = WINDOW + POSITIONS - 1

@@ -12,22 +12,22 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import RotatingKVCache
 
-from mtplx_core.sampling.audit import audit
-from mtplx_core.build import build_engine
-from mtplx_core.caches.row_bytes import cache_bytes
-from mtplx_core.caches.windowed import in_order
-from mtplx_core.mtp.depth import FixedDepth
-from mtplx_core.engine import Geometry, Row, Sampling, SchedulerMode
-from mtplx_core.mtp.prefill_batch import Feeder
-from mtplx_core.heads.base import Head
-from mtplx_core.models.loader import LoadedModel
-from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
-from mtplx_core.engines.serial import SerialEngine
-from mtplx_core.models.trunk import Trunk
-from tests.mtplx_core.driving import Heard, run
 from harness.depths import Scheduled
 from harness.predicted_drafts import Foreseeing
 from harness.windowed import VOCAB_SIZE, WINDOW, windowed
+from mtplx_core.build import build_engine
+from mtplx_core.caches.row_bytes import cache_bytes
+from mtplx_core.caches.windowed import in_order
+from mtplx_core.engine import Geometry, Row, Sampling, SchedulerMode
+from mtplx_core.engines.serial import SerialEngine
+from mtplx_core.heads.base import Head
+from mtplx_core.models.loader import LoadedModel
+from mtplx_core.models.trunk import Trunk
+from mtplx_core.mtp.depth import FixedDepth
+from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
+from mtplx_core.mtp.prefill_batch import Feeder
+from mtplx_core.sampling.audit import audit
+from tests.mtplx_core.driving import Heard, run
 
 GEOMETRY = Geometry(decode_batch_max=3, max_context_tokens=200, depth=7, prefill_chunk_tokens=16)
 SAMPLED = Sampling(temperature=0.8, seed=77)

@@ -10,12 +10,12 @@ import pytest
 from mlx_lm.models import afm7, gemma3n, llama4
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
+from harness.windowed import FAMILIES, VOCAB_SIZE, WINDOW, WRAPPED, windowed, windowed_model
 from mtplx_core.build import choose_mode
-from mtplx_core.mtp.device_batch import new_trunk_cache
+from mtplx_core.caches.attention import attend
 from mtplx_core.errors import UnsupportedModeError
 from mtplx_core.models.trunk import Trunk, unsupported_reason
-from mtplx_core.caches.attention import attend
-from harness.windowed import FAMILIES, VOCAB_SIZE, WINDOW, WRAPPED, windowed, windowed_model
+from mtplx_core.mtp.device_batch import new_trunk_cache
 
 AT_ODDS_WITH_ITSELF = "plamo3"
 """mlx-lm's mask of its window is one longer than the cache that the window is kept in."""

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from mtplx_core.sampling.audit import audit
+from harness.models import VOCAB_SIZE, tiny_llama
 from mtplx_core.engine import Row, Sampling
 from mtplx_core.errors import EngineDeadError, RowRejectedError
 from mtplx_core.models.loader import LoadedModel
+from mtplx_core.sampling.audit import audit
 from tests.mtplx_core.driving import run
 from tests.mtplx_core.engine_cases import NEIGHBOURS, ROWS, SAMPLED, Build
-from harness.models import VOCAB_SIZE, tiny_llama
 
 POISON = 200
 BAD_ROWS = {

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from mtplx_core.sampling.audit import audit, compare
+from harness.models import tiny_llama
 from mtplx_core.engine import Row, StepResult
 from mtplx_core.models.loader import LoadedModel
+from mtplx_core.sampling.audit import audit, compare
 from tests.mtplx_core.driving import assert_decided, run
 from tests.mtplx_core.engine_cases import BATCHED, KINDS, NEIGHBOURS, ROWS, SAMPLED, Build
-from harness.models import tiny_llama
 
 CHUNKED = [kind for kind in KINDS if kind != "b1_exact"]
 """Engines that split a prompt by the geometry; b1-exact splits it where mlx-lm does."""

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from mtplx_core.sampling.audit import audit
 from mtplx_core.engine import Engine, Row
+from mtplx_core.engines.scripted import Script as Played
+from mtplx_core.engines.scripted import ScriptedEngine, scripted_completion
 from mtplx_core.errors import RowRejectedError
 from mtplx_core.models.loader import LoadedModel
 from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
-from mtplx_core.engines.scripted import Script as Played
-from mtplx_core.engines.scripted import ScriptedEngine, scripted_completion
+from mtplx_core.sampling.audit import audit
 from tests.mtplx_core.driving import Heard, run
 from tests.mtplx_core.engine_cases import GEOMETRY, NEIGHBOURS, ROWS, Build
 

@@ -10,8 +10,16 @@ from dataclasses import replace
 import pytest
 
 from mtplx_core.engine import Geometry, PrefillProgress, Row, StepResult
+from mtplx_core.engines.scripted import (
+    Fault,
+    Script,
+    ScriptedEngine,
+    Work,
+    scripted_completion,
+    scripted_token,
+    sleeping_pace,
+)
 from mtplx_core.errors import EngineDeadError, RowRejectedError
-from mtplx_core.engines.scripted import Fault, Script, ScriptedEngine, Work, scripted_completion, scripted_token, sleeping_pace
 from tests.mtplx_core.driving import run
 
 GEOMETRY = Geometry(decode_batch_max=3, max_context_tokens=64, prefill_chunk_tokens=8)

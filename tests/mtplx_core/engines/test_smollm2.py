@@ -8,12 +8,12 @@ import mlx.core as mx
 import pytest
 from tokenizers import Tokenizer
 
-from mtplx_core.sampling.audit import audit, compare
+from harness.chat_prompts import chat_prompt
 from mtplx_core.build import build_engine
 from mtplx_core.engine import Geometry, Row, Sampling, SchedulerMode
 from mtplx_core.models.loader import LoadedModel
+from mtplx_core.sampling.audit import audit, compare
 from tests.mtplx_core.driving import run
-from harness.chat_prompts import chat_prompt
 
 GEOMETRY = Geometry(decode_batch_max=4, max_context_tokens=256, prefill_chunk_tokens=128)
 QUESTION = "What is the capital of France?"

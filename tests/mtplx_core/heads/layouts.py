@@ -12,11 +12,11 @@ import mlx.nn
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models import mimo, qwen3_5, qwen3_5_moe, qwen3_next
 
+from harness.models import VOCAB_SIZE, tokenizer_texts
 from mtplx_core.heads.mimo import MimoHead
 from mtplx_core.heads.qwen import NORMS, QwenHead
 from mtplx_core.models.loader import LoadedModel
 from mtplx_core.models.trunk import Trunk
-from harness.models import VOCAB_SIZE, tokenizer_texts
 
 nn: Any = mlx.nn
 

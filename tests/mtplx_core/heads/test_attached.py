@@ -10,13 +10,13 @@ import mlx.core as mx
 import mlx.nn
 import pytest
 
-from mtplx_core.errors import ModelLoadError
-from mtplx_core.heads.usefulness import measure_agreement
-from mtplx_core.heads.attached import DESCRIPTION_FILE, AttachedHead, load_attached_head, save_attached_head
-from mtplx_core.mtp.assemble import load_head
-from mtplx_core.caches.ragged import plain_caches
-from mtplx_core.models.trunk import Trunk
 from harness.models import VOCAB_SIZE, tiny_llama
+from mtplx_core.caches.ragged import plain_caches
+from mtplx_core.errors import ModelLoadError
+from mtplx_core.heads.attached import DESCRIPTION_FILE, AttachedHead, load_attached_head, save_attached_head
+from mtplx_core.heads.usefulness import measure_agreement
+from mtplx_core.models.trunk import Trunk
+from mtplx_core.mtp.assemble import load_head
 
 TOKENS = mx.array([[5, 9, 70, 9, 12, 33]])
 

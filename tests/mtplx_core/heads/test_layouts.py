@@ -10,8 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mtplx_core.sampling.audit import audit
-from mtplx_core.mtp.depth import FixedDepth
+from mtplx_core.caches.ragged import RaggedCache, layer_shapes, plain_caches
 from mtplx_core.engine import Geometry, Row, Sampling
 from mtplx_core.errors import ModelLoadError
 from mtplx_core.heads.base import Head
@@ -20,9 +19,10 @@ from mtplx_core.heads.native import load_native_head, stored_head
 from mtplx_core.heads.qwen import StoredQwenHead
 from mtplx_core.heads.tensors import load_files
 from mtplx_core.models.loader import LoadedModel, load_model
-from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
-from mtplx_core.caches.ragged import RaggedCache, layer_shapes, plain_caches
 from mtplx_core.models.trunk import Trunk
+from mtplx_core.mtp.depth import FixedDepth
+from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
+from mtplx_core.sampling.audit import audit
 from tests.mtplx_core.driving import run
 from tests.mtplx_core.heads.layouts import (
     DENSE,

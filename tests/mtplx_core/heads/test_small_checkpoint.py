@@ -10,22 +10,22 @@ import mlx.core as mx
 import pytest
 from tokenizers import Tokenizer
 
-from mtplx_core.sampling.audit import audit, compare
 from mtplx_core.build import build_engine
 from mtplx_core.engine import Engine, Geometry, Row, Sampling, SchedulerMode
-from mtplx_core.heads.usefulness import measure_agreement, own_text
+from mtplx_core.engines.serial import SerialEngine
 from mtplx_core.heads.native import load_native_head, stored_head
 from mtplx_core.heads.norms import Convention
 from mtplx_core.heads.qwen import NORMS, QwenHead, StoredQwenHead
 from mtplx_core.heads.tensors import load_files
+from mtplx_core.heads.usefulness import measure_agreement, own_text
 from mtplx_core.models.loader import LoadedModel, load_model
-from mtplx_core.mtp.assemble import build_mtp_engine, find_head
-from mtplx_core.engines.serial import SerialEngine
 from mtplx_core.models.trunk import Trunk
+from mtplx_core.mtp.assemble import build_mtp_engine, find_head
+from mtplx_core.sampling.audit import audit, compare
 from tests.mtplx_core.driving import Heard, run
 from tests.mtplx_core.heads.layouts import quantised
 
-FOLDER = Path(__file__).resolve().parents[2] / "checkpoints" / "qwen3.5-tiny"
+FOLDER = Path(__file__).resolve().parents[3] / "checkpoints" / "qwen3.5-tiny"
 GEOMETRY = Geometry(decode_batch_max=4, max_context_tokens=400, depth=2, prefill_chunk_tokens=64)
 QUESTIONS = (
     "Where is the red kettle?",

@@ -11,12 +11,12 @@ import mlx.core as mx
 import pytest
 from tokenizers import Tokenizer
 
+from harness.models import CHAT_TEMPLATE, CONFIG, EOS_TOKEN_ID, random_llama
 from mtplx_core.errors import ModelLoadError
 from mtplx_core.models.gguf import WeightFormat, convert_gguf, llama_weights, mlx_lm_format
 from mtplx_core.models.gguf_tokenizer import tokenizer_files
 from mtplx_core.models.loader import load_model
 from tests.mtplx_core.models.wheels import gguf_arrays, metadata, write_gguf
-from harness.models import CHAT_TEMPLATE, CONFIG, EOS_TOKEN_ID, random_llama
 
 
 @pytest.fixture

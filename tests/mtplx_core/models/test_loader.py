@@ -9,9 +9,9 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
+from harness.models import CHAT_TEMPLATE, CONFIG, random_llama, write_tiny_llama
 from mtplx_core.errors import ModelLoadError
 from mtplx_core.models.loader import load_model, weight_bytes
-from harness.models import CHAT_TEMPLATE, CONFIG, random_llama, write_tiny_llama
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.llama import Model, ModelArgs
 
+from harness.models import CONFIG, tiny_llama
 from mtplx_core.build import build_engine
-from mtplx_core.mtp.depth import FixedDepth
 from mtplx_core.engine import Geometry, Row, Sampling, SchedulerMode
 from mtplx_core.errors import UnsupportedModeError
 from mtplx_core.models.memory import fit_geometry, plan_memory, plan_this_machine
+from mtplx_core.mtp.depth import FixedDepth
 from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
-from harness.models import CONFIG, tiny_llama
 
 GIB = 1 << 30
 

@@ -9,10 +9,10 @@ import pytest
 
 from mtplx_core.build import choose_mode, mode_refusal
 from mtplx_core.engine import Geometry, Profile, SchedulerMode
-from mtplx_core.errors import UnsupportedModeError
-from mtplx_core.models.loader import LoadedModel
-from mtplx_core.models import self_test
 from mtplx_core.engines.serial import SerialEngine
+from mtplx_core.errors import UnsupportedModeError
+from mtplx_core.models import self_test
+from mtplx_core.models.loader import LoadedModel
 from tests.mtplx_core.models.tiny import CONFIGS, tiny_model
 
 MTP, AR, SERIAL = SchedulerMode.MTP_BATCH, SchedulerMode.AR_BATCH, SchedulerMode.SERIAL

@@ -10,8 +10,8 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from mtplx_core.models.fetch import ModelSource
 from harness.models import CHAT_TEMPLATE, CONFIG, EOS_TOKEN_ID, SPECIAL_TOKENS, random_llama
+from mtplx_core.models.fetch import ModelSource
 
 NAME, VERSION = "tinywheel", "1.0"
 _PLACES = {

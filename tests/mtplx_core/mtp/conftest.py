@@ -6,10 +6,10 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_map
 
+from harness.models import VOCAB_SIZE, tiny_llama
 from mtplx_core.heads.attached import AttachedHead
 from mtplx_core.models.loader import LoadedModel
 from mtplx_core.models.trunk import Trunk
-from harness.models import VOCAB_SIZE, tiny_llama
 
 
 def random_head(loaded: LoadedModel, *, seed: int = 3) -> AttachedHead:

@@ -10,11 +10,11 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mtplx_core.mtp.cycle import RowState
 from mtplx_core.engine import Row, Sampling
+from mtplx_core.mtp.cycle import RowState
 from mtplx_core.sampling.penalties import RowHistory, has_penalties, row_history
-from mtplx_core.sampling.slot_sampler import RowSampler
 from mtplx_core.sampling.sampler import SamplingBatch
+from mtplx_core.sampling.slot_sampler import RowSampler
 
 Tokens = npt.NDArray[np.int32]
 

@@ -13,20 +13,20 @@ import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.models import mamba
 
+from harness.models import MAMBA
 from mtplx_core.build import build_engine
-from mtplx_core.mtp.depth import Odds
+from mtplx_core.caches.attention import fused_positions
 from mtplx_core.engine import Geometry, Profile, Row, SchedulerMode
+from mtplx_core.engines.lane_guard import inside_mtp_lane, refuse_inside_mtp_lane
 from mtplx_core.errors import LaneIsolationError, UnsupportedModeError
 from mtplx_core.heads.attached import AttachedHead
-from mtplx_core.engines.lane_guard import inside_mtp_lane, refuse_inside_mtp_lane
 from mtplx_core.models.loader import LoadedModel
-from mtplx_core.mtp.engine import MtpBatchEngine
-from mtplx_core.mtp.assemble import build_mtp_engine, usual_depth
-from mtplx_core.mtp.probe import Probe, draft_shares, load_or_probe, probe_forwards
 from mtplx_core.models.trunk import Trunk
-from mtplx_core.caches.attention import fused_positions
+from mtplx_core.mtp.assemble import build_mtp_engine, usual_depth
+from mtplx_core.mtp.depth import Odds
+from mtplx_core.mtp.engine import MtpBatchEngine
+from mtplx_core.mtp.probe import Probe, draft_shares, load_or_probe, probe_forwards
 from tests.mtplx_core.driving import run
-from harness.models import MAMBA
 
 GEOMETRY = Geometry(decode_batch_max=4, max_context_tokens=256, depth=1, prefill_chunk_tokens=64)
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from mtplx_core.sampling.audit import audit
-from mtplx_core.mtp.depth import FixedDepth
 from mtplx_core.engine import Row, Sampling
 from mtplx_core.heads.attached import AttachedHead
 from mtplx_core.models.loader import LoadedModel
+from mtplx_core.mtp.depth import FixedDepth
 from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
+from mtplx_core.sampling.audit import audit
 from tests.mtplx_core.driving import Heard, assert_same_answer, run
 from tests.mtplx_core.mtp.test_engine import GEOMETRY, SAMPLED, rows_of
 

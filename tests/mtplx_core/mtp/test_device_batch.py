@@ -8,12 +8,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mtplx_core.mtp.device_batch import DeviceBatch, Plan
 from mtplx_core.engine import Geometry, Row
 from mtplx_core.heads.attached import AttachedHead
 from mtplx_core.models.loader import LoadedModel
-from mtplx_core.mtp.prefill import Prefill
 from mtplx_core.models.trunk import Trunk
+from mtplx_core.mtp.device_batch import DeviceBatch, Plan
+from mtplx_core.mtp.prefill import Prefill
 
 GEOMETRY = Geometry(decode_batch_max=2, max_context_tokens=400, depth=3, prefill_chunk_tokens=16)
 PROMPT = tuple(range(40, 48)) * 3

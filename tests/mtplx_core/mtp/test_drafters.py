@@ -8,10 +8,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from mtplx_core.caches.ragged import RaggedCache, plain_caches
 from mtplx_core.caches.ragged_layer import LayerShape
 from mtplx_core.mtp.drafters import PENDING_LIMIT, HeadDrafter, look_up
 from mtplx_core.mtp.prompt_lookup import Recall
-from mtplx_core.caches.ragged import RaggedCache, plain_caches
 
 CAPACITY = 24
 

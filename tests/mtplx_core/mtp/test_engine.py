@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from mtplx_core.sampling.audit import audit, compare
-from mtplx_core.mtp.depth import Drafting, FixedDepth, Odds
-from mtplx_core.mtp.device_batch import DeviceBatch, Plan, Started
+from harness.depths import Scheduled
+from harness.knowing_head import KnowingHead
+from harness.models import tiny_llama
 from mtplx_core.engine import Geometry, Row, Sampling
+from mtplx_core.engines.serial import SerialEngine
 from mtplx_core.errors import EngineDeadError
 from mtplx_core.heads.attached import AttachedHead
 from mtplx_core.heads.base import Head
 from mtplx_core.models.loader import LoadedModel
+from mtplx_core.mtp.depth import Drafting, FixedDepth, Odds
+from mtplx_core.mtp.device_batch import DeviceBatch, Plan, Started
 from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
-from mtplx_core.engines.serial import SerialEngine
+from mtplx_core.sampling.audit import audit, compare
 from tests.mtplx_core.driving import assert_decided, run
 from tests.mtplx_core.mtp.conftest import random_head
-from harness.depths import Scheduled
-from harness.knowing_head import KnowingHead
-from harness.models import tiny_llama
 
 GEOMETRY = Geometry(decode_batch_max=4, max_context_tokens=200, depth=7, prefill_chunk_tokens=16)
 SAMPLED = Sampling(temperature=0.9, top_p=0.9, seed=77)

@@ -14,10 +14,10 @@ import pytest
 from mtplx_core.engine import Geometry, Row
 from mtplx_core.heads.attached import AttachedHead
 from mtplx_core.models.loader import LoadedModel
-from mtplx_core.mtp.idle_work import QUIET_S, IdleWork
-from mtplx_core.mtp.assemble import build_mtp_engine
-from mtplx_core.mtp.probe import load_or_probe, probe_forwards
 from mtplx_core.models.trunk import Trunk
+from mtplx_core.mtp.assemble import build_mtp_engine
+from mtplx_core.mtp.idle_work import QUIET_S, IdleWork
+from mtplx_core.mtp.probe import load_or_probe, probe_forwards
 from tests.mtplx_core.driving import run
 
 GEOMETRY = Geometry(decode_batch_max=2, max_context_tokens=1024, depth=1, prefill_chunk_tokens=64)

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from mtplx_core.sampling.audit import audit
-from mtplx_core.mtp.depth import FixedDepth
+from harness.knowing_head import KnowingHead
 from mtplx_core.engine import Geometry, Row, Sampling
-from mtplx_core.heads.base import Head
-from mtplx_core.models.loader import LoadedModel
-from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
 from mtplx_core.engines.roster import with_end_tokens
 from mtplx_core.engines.serial import SerialEngine
+from mtplx_core.heads.base import Head
+from mtplx_core.models.loader import LoadedModel
+from mtplx_core.mtp.depth import FixedDepth
+from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
+from mtplx_core.sampling.audit import audit
 from tests.mtplx_core.driving import run
-from harness.knowing_head import KnowingHead
 
 GEOMETRY = Geometry(decode_batch_max=4, max_context_tokens=200, depth=7, prefill_chunk_tokens=16)
 by_order = pytest.mark.parametrize("overlaps", [True, False], ids=["overlapped", "in-turn"])

@@ -8,11 +8,11 @@ from typing import Any
 import mlx.core as mx
 
 from mtplx_core.engine import Row
-from mtplx_core.mtp.prefill_batch import Feeder
 from mtplx_core.heads.attached import AttachedHead
 from mtplx_core.models.loader import LoadedModel
-from mtplx_core.mtp.prefill import Prefill
 from mtplx_core.models.trunk import Trunk
+from mtplx_core.mtp.prefill import Prefill
+from mtplx_core.mtp.prefill_batch import Feeder
 from tests.mtplx_core.heads.layouts import DENSE, loaded_of, tiny
 
 CHUNK = 16

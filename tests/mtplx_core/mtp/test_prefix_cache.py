@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from mtplx_core.sampling.audit import audit
-from mtplx_core.mtp.prefix_cache import KEPT, first_message
-from mtplx_core.mtp.depth import FixedDepth
+from harness.models import tiny_llama
 from mtplx_core.engine import Geometry, Row, Sampling
 from mtplx_core.heads.attached import AttachedHead
 from mtplx_core.models.loader import LoadedModel
+from mtplx_core.mtp.depth import FixedDepth
 from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
+from mtplx_core.mtp.prefix_cache import KEPT, first_message
+from mtplx_core.sampling.audit import audit
 from tests.mtplx_core.driving import Heard, run
 from tests.mtplx_core.mtp.conftest import random_head
-from harness.models import tiny_llama
 
 END = 2
 SYSTEM = (*range(40, 60), END)

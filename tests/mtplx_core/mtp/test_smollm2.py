@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mtplx_core.sampling.audit import audit
+from harness.chat_prompts import chat_prompt
 from mtplx_core.build import build_engine
 from mtplx_core.engine import Geometry, Row, Sampling, SchedulerMode
 from mtplx_core.models.loader import LoadedModel
+from mtplx_core.sampling.audit import audit
 from tests.mtplx_core.driving import run
-from harness.chat_prompts import chat_prompt
 
 GEOMETRY = Geometry(decode_batch_max=4, max_context_tokens=512, depth=2, prefill_chunk_tokens=64)
 QUESTIONS = (

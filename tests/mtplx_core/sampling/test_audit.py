@@ -11,8 +11,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mtplx_core.sampling.audit import audit, compare
 from mtplx_core.engine import Sampling
+from mtplx_core.sampling.audit import audit, compare
 from mtplx_core.sampling.penalties import row_history
 from mtplx_core.sampling.sampler import SamplingBatch
 

@@ -9,17 +9,17 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mtplx_core.sampling.audit import audit
+from harness.models import tiny_llama
 from mtplx_core.engine import Row, Sampling
+from mtplx_core.engines.roster import end_tokens, row_end, with_end_tokens
+from mtplx_core.engines.scripted import Script, ScriptedEngine, scripted_completion
 from mtplx_core.errors import RowRejectedError
 from mtplx_core.models.loader import LoadedModel
+from mtplx_core.sampling.audit import audit
 from mtplx_core.sampling.penalties import row_history
-from mtplx_core.engines.roster import end_tokens, row_end, with_end_tokens
 from mtplx_core.sampling.sampler import SamplingBatch
-from mtplx_core.engines.scripted import Script, ScriptedEngine, scripted_completion
 from tests.mtplx_core.driving import Heard, run
 from tests.mtplx_core.engine_cases import GEOMETRY, Build
-from harness.models import tiny_llama
 
 LEAST = 7
 MOST = 16

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from mtplx_core.sampling.audit import compare
 from mtplx_core.engine import Row, Sampling
 from mtplx_core.models.loader import LoadedModel
+from mtplx_core.sampling.audit import compare
 from tests.mtplx_core.driving import run
 from tests.mtplx_core.engine_cases import KINDS, NEIGHBOURS, Build
 
