@@ -49,11 +49,11 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
 
 
 _ELSEWHERE = {
-    "forge": "console.forge_cli",
-    "inspect": "console.inspect_cli",
-    "run": "console.offline_cli",
-    "batch": "console.offline_cli",
-    "dead": "console.offline_cli",
+    "forge": "console.commands.forge",
+    "inspect": "console.commands.inspect",
+    "run": "console.commands.offline",
+    "batch": "console.commands.offline",
+    "dead": "console.commands.offline",
 }
 """Commands that lie in a module of their own, read only when one of them is asked for."""
 
@@ -85,7 +85,7 @@ def cli() -> None:
 @takes(configuration.UP, *configuration.DAEMONS)
 def up(**flags: object) -> None:
     """Run everything on this machine: broker, former, worker and API."""
-    from console.up import run_up
+    from console.commands.up import run_up
 
     settings = _settings(flags)
     _log_to_stderr(settings)
@@ -166,7 +166,7 @@ def batch_worker(*, with_parent: bool, burst: bool, **flags: object) -> None:
 @click.option("--quiet", is_flag=True, help="Say nothing when the model is already there.")
 def fetch(*, quiet: bool, **flags: object) -> None:
     """Bring the default model, SmolLM2-135M-Instruct, into the cache."""
-    from console.fetch import run_fetch
+    from console.commands.fetch import run_fetch
 
     run_fetch(_settings(flags), os.environ, quiet=quiet)
 
@@ -176,7 +176,7 @@ def fetch(*, quiet: bool, **flags: object) -> None:
 @takes(configuration.KEY)
 def key(*, name: str, **flags: object) -> None:
     """Make an API key; it is shown once, and its hash goes to the keys file."""
-    from console.keys import run_key
+    from console.commands.keys import run_key
 
     run_key(name, keys_file=_settings(flags).keys_file)
 
@@ -187,7 +187,7 @@ def key(*, name: str, **flags: object) -> None:
 def status(*, as_json: bool, **flags: object) -> None:
     """Show workers, lanes, queues, rows and how Redis persists."""
     from console.addresses import redis_url_of
-    from console.status import run_status
+    from console.commands.status import run_status
 
     run_status(redis_url_of(_settings(flags)), as_json=as_json)
 
@@ -197,7 +197,7 @@ def status(*, as_json: bool, **flags: object) -> None:
 def top(**flags: object) -> None:
     """Show the same, live, until Ctrl-C."""
     from console.addresses import redis_url_of
-    from console.status import run_top
+    from console.commands.status import run_top
 
     run_top(redis_url_of(_settings(flags)))
 
@@ -209,10 +209,10 @@ def top(**flags: object) -> None:
 def doctor(*, as_json: bool, device: bool, **flags: object) -> None:
     """Check the machine, the model, Redis and the daemons, and say what to do about each problem."""
     if device:
-        from console.device import run_device_doctor
+        from console.commands.device import run_device_doctor
 
         sys.exit(run_device_doctor(_settings(flags), os.environ, as_json=as_json))
-    from console.doctor import run_doctor
+    from console.commands.doctor import run_doctor
 
     sys.exit(run_doctor(_settings(flags), os.environ, as_json=as_json))
 

@@ -48,7 +48,7 @@ def former_config(settings: Settings) -> FormerConfig:
 
 def worker_config(settings: Settings, environ: Mapping[str, str]) -> WorkerConfig:
     """Raises: ConfigError."""
-    from console.fetch import cache_dir_of
+    from console.commands.fetch import cache_dir_of
     from mtplx_core.engine import Profile, SchedulerMode
     from workers.config import WorkerConfig
 

@@ -25,8 +25,8 @@ COMMAND_LINE = {"console", *TOP_LEVEL}
 
 ENVIRONMENT_READERS = {
     "mtplx.py",
-    "console/forge_cli.py",
-    "console/offline_cli.py",
+    "console/commands/forge.py",
+    "console/commands/offline.py",
     "mtplx_core/models/pip_download.py",
 }
 """The commands, and what hands it on to pip."""

@@ -27,7 +27,7 @@ class CheckedJob(Job):
 
     @property
     def is_ours(self) -> bool:
-        """Whether its record asks for `RUN`, by its present or its old name, for the batch that the job is named after."""
+        """Whether its record asks for `RUN`, under either name, for the batch that the job is named after."""
         try:
             call = (self.func_name, self.instance, self.args, self.kwargs)
         except DeserializationError:

@@ -14,8 +14,8 @@ import click.testing
 import pytest
 
 from api.auth import load_keys
+from console.commands.keys import run_key
 from console.keep_awake import keep_awake
-from console.keys import run_key
 from console.settings import ConfigError, options
 from console.supervisor import EXIT_CONFIG
 from mtplx import cli
@@ -106,7 +106,10 @@ def test_every_option_is_a_flag_of_some_command() -> None:
         pytest.param("mtplx", id="command line"),
         pytest.param("console.daemons, broker.former.daemon", id="former"),
         pytest.param("console.daemons, api.serve, api.app", id="api"),
-        pytest.param("console.up, console.status, console.doctor, console.fetch", id="console"),
+        pytest.param(
+            "console.commands.up, console.commands.status, console.commands.doctor, console.commands.fetch",
+            id="console",
+        ),
     ],
 )
 def test_command_without_a_model_never_loads_mlx(rooms: str) -> None:

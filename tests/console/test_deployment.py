@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
+from console.commands.up import STOP_MARGIN_S
 from console.settings import PRESETS, Settings
-from console.up import STOP_MARGIN_S
 from mtplx import cli
 
 ROOT = Path(__file__).resolve().parents[2]

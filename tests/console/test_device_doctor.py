@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from console.commands.device import run_device_doctor
 from console.daemons import worker_config
-from console.device import run_device_doctor
 from console.settings import Settings
 from harness.models import write_tiny_llama
 from mtplx_core import device_checks

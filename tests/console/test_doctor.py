@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from console.doctor import Finding, check_files, check_machine, check_system, judge_daemons, judge_server, run_doctor
+from console.commands.doctor import (
+    Finding,
+    check_files,
+    check_machine,
+    check_system,
+    judge_daemons,
+    judge_server,
+    run_doctor,
+)
 from console.overview import lanes_of
 from console.settings import Settings
 from tests.console.overviews import overview, queue, server, worker

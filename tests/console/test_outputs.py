@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from api.auth import load_keys
-from console.forge_cli import forge
-from console.keys import run_key
-from console.offline_cli import batch, run
+from console.commands.forge import forge
+from console.commands.keys import run_key
+from console.commands.offline import batch, run
 from console.options import ConfigError
 from console.outputs import folder_problem
 from console.settings import FILE_NAME, load

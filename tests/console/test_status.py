@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console, RenderableType
 
 from broker.connection.connect import without_password
+from console.commands.status import Rates, Speed, render
 from console.overview import lanes_of
-from console.status import Rates, Speed, render
 from tests.console.overviews import LANE, overview, queue, server, worker
 
 

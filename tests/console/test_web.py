@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from console.batch import Server, ServerError
-from console.up import read_health
+from console.commands.batch import Server, ServerError
+from console.commands.up import read_health
 from console.web import is_this_machine, open_url
 
 VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")

@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 from click.testing import CliRunner
 
-from console.inspect_cli import inspect
+from console.commands.inspect import inspect
 from harness.models import CONFIG, write_tiny_llama, write_tiny_mamba
 from mtplx_core.engine import Geometry
 from mtplx_core.errors import ModelLoadError

@@ -13,8 +13,8 @@ from rq import worker_registration
 from api.batch.queue import QUEUE
 from broker import keys
 from broker.batches import NO_BATCH_WORKER
-from console.batch import describe
-from console.doctor import judge_daemons
+from console.commands.batch import describe
+from console.commands.doctor import judge_daemons
 from console.overview import take_overview
 from harness.scripted import ask
 from harness.stack import Stack, answers, connection, wait_until

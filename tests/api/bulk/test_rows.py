@@ -14,7 +14,7 @@ from api.bulk.lines import EncodingError, RawLine, read_lines
 from api.bulk.rows import Recipe, Row, Source, count_rows, read_rows
 from api.bulk.run import Bulk
 from api.errors import ApiConfigError
-from console.run import until_broken_off
+from console.commands.run import until_broken_off
 
 SAID = ("one", "zwei \u2028 drei", "naïve")
 JSON_LINES = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in SAID)

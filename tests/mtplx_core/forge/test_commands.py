@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from console.forge_cli import forge
+from console.commands.forge import forge
 from harness.models import write_tiny_llama
 
 

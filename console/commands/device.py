@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import click
 
-from console.fetch import cache_dir_of
+from console.commands.fetch import cache_dir_of
 from console.options import ConfigError
 from console.settings import Settings
 

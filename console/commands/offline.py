@@ -56,7 +56,7 @@ def run(*, prompts: Path, output: Path, raw: bool, keep_order: bool, more: tuple
     rows, 130 when it was broken off.
     """
     from api.errors import ApiConfigError, ApiError
-    from console.run import RunOptions, run_run
+    from console.commands.run import RunOptions, run_run
 
     own = {name: flags.pop(name) for name in ("model", "column", "template", "system", "overwrite", "in_flight")}
     fields = {name: flags.pop(name) for name in ("max_tokens", "temperature", "seed")}
@@ -84,7 +84,7 @@ def batch() -> None:
 @takes(ASK)
 def submit(*, file: Path, endpoint: str | None, window: str, **flags: Any) -> None:
     """Upload a file and have it run; prints the batch's id."""
-    from console.batch import submit
+    from console.commands.batch import submit
 
     submit(_server(flags), file, endpoint=endpoint, window=window)
 
@@ -95,7 +95,7 @@ def submit(*, file: Path, endpoint: str | None, window: str, **flags: Any) -> No
 @takes(ASK)
 def status(*, batch_id: str | None, as_json: bool, **flags: Any) -> None:
     """Show one batch, or the newest ones."""
-    from console.batch import status
+    from console.commands.batch import status
 
     status(_server(flags), batch_id, as_json=as_json)
 
@@ -105,7 +105,7 @@ def status(*, batch_id: str | None, as_json: bool, **flags: Any) -> None:
 @takes(ASK)
 def wait(*, batch_id: str, **flags: Any) -> None:
     """Wait until a batch is over; the exit status is 0 when every line has an answer."""
-    from console.batch import wait
+    from console.commands.batch import wait
 
     sys.exit(wait(_server(flags), batch_id))
 
@@ -115,7 +115,7 @@ def wait(*, batch_id: str, **flags: Any) -> None:
 @takes(ASK)
 def cancel(*, batch_id: str, **flags: Any) -> None:
     """End a batch early; what is finished can be fetched."""
-    from console.batch import cancel
+    from console.commands.batch import cancel
 
     cancel(_server(flags), batch_id)
 
@@ -127,7 +127,7 @@ def cancel(*, batch_id: str, **flags: Any) -> None:
 @takes(ASK)
 def fetch(*, batch_id: str, output: Path, errors: Path | None, **flags: Any) -> None:
     """Download what a batch has answered."""
-    from console.batch import fetch
+    from console.commands.batch import fetch
 
     sys.exit(fetch(_server(flags), batch_id, output=output, errors=errors))
 
@@ -142,7 +142,7 @@ def dead() -> None:
 @takes(ASK)
 def list_(*, as_json: bool, **flags: Any) -> None:
     """Show all of them, newest first."""
-    from console.dead import list_dead
+    from console.commands.dead import list_dead
 
     list_dead(redis_url_of(_settings(flags)), as_json=as_json)
 
@@ -152,7 +152,7 @@ def list_(*, as_json: bool, **flags: Any) -> None:
 @takes(ASK)
 def show(*, letter: str, **flags: Any) -> None:
     """Show one, by its own id or its request's."""
-    from console.dead import show_dead
+    from console.commands.dead import show_dead
 
     show_dead(redis_url_of(_settings(flags)), letter)
 
@@ -162,7 +162,7 @@ def show(*, letter: str, **flags: Any) -> None:
 @takes(ASK)
 def requeue(*, letter: str, **flags: Any) -> None:
     """Try one again, offline; prints the id it has now."""
-    from console.dead import requeue_dead
+    from console.commands.dead import requeue_dead
 
     requeue_dead(redis_url_of(_settings(flags)), letter)
 
@@ -172,13 +172,13 @@ def requeue(*, letter: str, **flags: Any) -> None:
 @takes(ASK)
 def drop(*, letter: str, **flags: Any) -> None:
     """Take one off the list for good."""
-    from console.dead import drop_dead
+    from console.commands.dead import drop_dead
 
     drop_dead(redis_url_of(_settings(flags)), letter)
 
 
 def _server(flags: Mapping[str, Any]) -> Any:
-    from console.batch import Server
+    from console.commands.batch import Server
 
     settings = _settings(flags)
     return Server(settings.server or running_api_url(settings) or api_url_of(settings), settings.api_key)

@@ -16,7 +16,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from console.fetch import cache_dir_of
+from console.commands.fetch import cache_dir_of
 from console.outputs import NewFolder
 from console.settings import load
 from mtplx_core.forge.recipe import Recipe

@@ -22,11 +22,11 @@ import click
 
 from broker.errors import BrokerError
 from console.addresses import api_url_of, layout_of, redis_url_of
-from console.fetch import cache_dir_of
+from console.commands.fetch import cache_dir_of
+from console.commands.up import read_health
 from console.options import ConfigError
 from console.overview import BATCH_WORKER, Overview, take_overview
 from console.settings import Settings
-from console.up import read_health
 from mtplx_core.blas import load_blas
 from mtplx_core.models.fetch import default_model_dir, is_fetched
 
