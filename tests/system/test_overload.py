@@ -93,7 +93,7 @@ async def test_every_client_of_an_overloaded_lane_is_answered_or_told_when_to_co
 async def test_retry_after_of_a_full_queue_is_the_wait_that_the_former_foresees(
     narrow: Stack, streams: Streams, http: httpx.AsyncClient, client: Client
 ) -> None:
-    """How near the foreseen wait is to the real one is tested without a clock, in `broker/former/test_wait_estimates.py`."""
+    """How near the foreseen wait is to the real one is tested without a clock, in `test_wait_estimates.py`."""
     streams.start(*(f"flood {i}" for i in range(BOUND)), length=60)
     await until(lambda: sum(told.end == "done" for told in streams.told) >= 2 * ROWS, "rows change hands")
     foreseen_s, told_s = set[int](), list[int]()
