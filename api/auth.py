@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from api.calls.prepare import Payer
+from api.calls.prepare import ApiKeyOwner
 from api.errors import ApiConfigError, InvalidKeyError
 from broker.scripts import Quota
 
@@ -49,14 +49,14 @@ class KeyRing:
     def is_open(self) -> bool:
         return self._keys is None
 
-    def payer(self, authorization: str | None) -> Payer:
+    def payer(self, authorization: str | None) -> ApiKeyOwner:
         """Who sent this Authorization header.
 
         Raises:
             InvalidKeyError: no key, or none of ours.
         """
         if self._keys is None:
-            return Payer()
+            return ApiKeyOwner()
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             raise InvalidKeyError("An API key is needed: send it as Authorization: Bearer KEY.")
@@ -64,7 +64,7 @@ class KeyRing:
         found = None
         for key_id, known in self._keys.items():  # all of them, so that time tells nothing
             if hmac.compare_digest(presented, known.hash):
-                found = Payer(key_id, known.quota)
+                found = ApiKeyOwner(key_id, known.quota)
         if found is None:
             raise InvalidKeyError("This API key is not known.")
         return found
@@ -79,7 +79,7 @@ class KeysFile(KeyRing):
         self._stamp = _stamp(path)
         super().__init__(_read_keys(path))
 
-    def payer(self, authorization: str | None) -> Payer:
+    def payer(self, authorization: str | None) -> ApiKeyOwner:
         if (stamp := _stamp(self._path)) != self._stamp:
             self._stamp = stamp
             self._read_anew()

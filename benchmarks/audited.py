@@ -135,13 +135,15 @@ class Check:
         )
 
     def _rows(self, *, is_greedy: bool) -> list[Any]:
-        from mtplx_core.engine import Row, Sampling
+        from mtplx_core.engine import Row, SamplingParams
 
         rng = np.random.default_rng(1)
         rows = []
         for number in range(self._plan.prompts):
             prompt = self._writer.write(number, tokens=int(rng.integers(SHORTEST, LONGEST)))
-            sampling = Sampling() if is_greedy else Sampling(0.8, top_p=0.95, frequency_penalty=0.1, seed=number)
+            sampling = (
+                SamplingParams() if is_greedy else SamplingParams(0.8, top_p=0.95, frequency_penalty=0.1, seed=number)
+            )
             rows.append(Row(f"r{number}", prompt, self._plan.tokens, sampling, ignore_eos=True))
         return rows
 

@@ -303,7 +303,7 @@ class EngineLane:
 
     def take(self, prompts: Sequence[tuple[int, ...]], temperature: float) -> None:
         """Drop the rows that run, and bring these to where they decode."""
-        from mtplx_core.engine import Row, Sampling
+        from mtplx_core.engine import Row, SamplingParams
 
         for name in self._names:
             self._engine.discard(name)
@@ -311,7 +311,7 @@ class EngineLane:
         self._lengths = [len(prompt) for prompt in prompts]
         most = self._engine.geometry.max_context_tokens
         for name, prompt in zip(self._names, prompts, strict=True):
-            sampling = Sampling(temperature=temperature, seed=self._taken)
+            sampling = SamplingParams(temperature=temperature, seed=self._taken)
             self._engine.admit(Row(name, prompt, most - len(prompt), sampling, ignore_eos=True))
             self._taken += 1
         while self._engine.snapshot()["prefill_rows"]:

@@ -18,7 +18,7 @@ LATE_TICKS = 2
 """What one tick counts for at most: while this process itself stood still, nobody was silent."""
 
 
-class SilenceWatch:
+class OutageWatch:
     """Counts for how long a question has been open and nothing at all was heard."""
 
     def __init__(self, silent_s: float = SILENT_S) -> None:

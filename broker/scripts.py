@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from broker import keys
 from broker.connection.connect import translated
 from broker.errors import ConflictError, QueueFullError, QuotaError
-from broker.wire import Cause, Failed, Finished, Request, Seat, Status, Ticket, encode, encode_events, seed_of
+from broker.wire import Assignment, Cause, Failed, Finished, Request, Status, Ticket, encode, encode_events, seed_of
 
 RECORD_TTL_MS = 14 * 24 * 3600 * 1000
 """A daemon's record outlives any outage; death is decided by the watcher, never by this."""
@@ -99,7 +99,7 @@ class Submission:
 class RowCommit:
     """Tokens of one row for COMMIT; none while it is in prefill."""
 
-    seat: Seat
+    seat: Assignment
     position: int
     tokens: bytes = b""
     logprobs: Sequence[bytes] = ()
@@ -126,7 +126,7 @@ class CommitResult:
 class RowFinish:
     """The end of one row for FINISH."""
 
-    seat: Seat
+    seat: Assignment
     length: int
     """Tokens the log must hold; -1: any."""
     status: Status
@@ -208,7 +208,7 @@ class Scripts:
         return FinishResult(reply[0].decode(), int(reply[1]) if len(reply) > 1 else 0)
 
     async def hand_back(
-        self, worker_id: str, seats: Sequence[Seat], *, is_crash: bool, max_crashes: int = 3
+        self, worker_id: str, seats: Sequence[Assignment], *, is_crash: bool, max_crashes: int = 3
     ) -> dict[str, HandBackOutcome]:
         """HAND_BACK; returns what became of each request."""
         script_keys = [keys.daemon(worker_id), keys.rows(worker_id), keys.WAIT_RETURNED, keys.LOAD, keys.ENDED]
@@ -273,7 +273,7 @@ class Scripts:
         )
         return int(reply)
 
-    async def retire(self, daemon_id: str) -> list[Seat]:
+    async def retire(self, daemon_id: str) -> list[Assignment]:
         """RETIRE; the rows to hand back before it takes effect, none when the record is gone."""
         reply = await self._run(
             "retire",
@@ -281,7 +281,7 @@ class Scripts:
             + [keys.listening(daemon_id)],
             [daemon_id],
         )
-        return [Seat(name.decode(), int(attempt)) for name, attempt in zip(reply[::2], reply[1::2], strict=True)]
+        return [Assignment(name.decode(), int(attempt)) for name, attempt in zip(reply[::2], reply[1::2], strict=True)]
 
     async def bury(self, stream: str, entry_id: str, entry: Mapping[bytes, bytes], *, why: str) -> bool:
         """BURY; whether this call took the entry."""

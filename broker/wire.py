@@ -197,7 +197,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 Event = Tokens | Progress | Finished | Failed
 
 
-class Seat(NamedTuple):
+class Assignment(NamedTuple):
     """A row of a job: which request, and with which attempt it was dispatched."""
 
     request_id: str

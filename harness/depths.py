@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mtplx_core.mtp.depth import Drafting, Odds
+from mtplx_core.mtp.depth import AcceptanceRates, Drafting
 
 
 class Scheduled:
@@ -16,7 +16,7 @@ class Scheduled:
 
     def choose(
         self,
-        rows: Sequence[Odds],
+        rows: Sequence[AcceptanceRates],
         found: Sequence[bool] | None = None,
         *,
         width: int = 0,

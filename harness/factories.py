@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.former.capacity import Waiting, WorkerView
+from broker.former.capacity import Waiting, WorkerState
 from broker.scripts import DEFAULT_BOUNDS, Registration, Submission
 from broker.wire import Lane, Priority, Request, Ticket, encode, pack_tokens, seed_of
 
@@ -95,8 +95,8 @@ def waiting(request_id: str = "r1", *, ordinal: int = 1, ticket: Ticket | None =
 
 def view(
     worker_id: str = "w1", *, lane: Lane | None = None, free_rows: int = 8, free_tokens: int | None = None
-) -> WorkerView:
-    return WorkerView(worker_id, lane or _lane(), free_rows, free_tokens)
+) -> WorkerState:
+    return WorkerState(worker_id, lane or _lane(), free_rows, free_tokens)
 
 
 _ticket = ticket

@@ -7,10 +7,10 @@ from typing import Any, cast
 from redis.asyncio import Redis
 
 from broker import keys
-from broker.wire import Event, Seat, decode_events, unpack_tokens
+from broker.wire import Assignment, Event, decode_events, unpack_tokens
 
 
-async def read_jobs(client: Redis, worker_id: str) -> list[list[Seat]]:
+async def read_jobs(client: Redis, worker_id: str) -> list[list[Assignment]]:
     """The seats of every job that a worker has not taken yet."""
     entries = await cast("Any", client.xrange(keys.jobs(worker_id)))
     return [_seats(entry[b"seats"].decode().split()) for _, entry in entries]
@@ -52,5 +52,5 @@ async def read_free_rows(client: Redis, worker_id: str) -> int:
     return int(await cast("Any", client.hget(keys.daemon(worker_id), "free")))
 
 
-def _seats(words: list[str]) -> list[Seat]:
-    return [Seat(request_id, int(attempt)) for request_id, attempt in zip(words[::2], words[1::2], strict=True)]
+def _seats(words: list[str]) -> list[Assignment]:
+    return [Assignment(request_id, int(attempt)) for request_id, attempt in zip(words[::2], words[1::2], strict=True)]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from mtplx_core.caches.attention import fused_positions
-from mtplx_core.engine import Engine, Geometry, Row, Sampling
+from mtplx_core.engine import Engine, Geometry, Row, SamplingParams
 from mtplx_core.models.loader import LoadedModel
 from mtplx_core.models.trunk import Trunk
 from mtplx_core.mtp.depth import FixedDepth
@@ -229,7 +229,7 @@ def check_cache_churn(loaded: LoadedModel, geometry: Geometry, *, seconds: float
 
 def check_restart(loaded: LoadedModel, geometry: Geometry) -> Check:
     """Whether a second engine takes a row over where the first was dropped, and says what sampling says there."""
-    row = Row("row", (1, 2, 3, 4), 24, Sampling(temperature=0.8, seed=7), ignore_eos=True)
+    row = Row("row", (1, 2, 3, 4), 24, SamplingParams(temperature=0.8, seed=7), ignore_eos=True)
     whole = _run(_engine(loaded, geometry), row)
     resumed = Row("row", row.prompt, row.max_tokens, row.sampling, committed=tuple(whole[:11]), ignore_eos=True)
     rest = _run(_engine(loaded, geometry), resumed)

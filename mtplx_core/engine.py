@@ -46,7 +46,7 @@ class Geometry:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class SamplingParams:
     """How the next token of one row is chosen; the defaults are greedy decoding without penalties."""
 
     temperature: float = 0.0
@@ -79,7 +79,7 @@ class Row:
     prompt: tuple[int, ...]
     max_tokens: int
     """Completion tokens in all, counted from the start of the completion, `committed` included."""
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     committed: tuple[int, ...] = ()
     """Completion tokens an earlier attempt has already committed; generation goes on behind them."""
     stop_token_ids: frozenset[int] = frozenset()

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from workers.running_row import LiveRow
+from workers.running_row import ActiveRow
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Cohort:
+class OpenCohort:
     """A cohort and what has become of its rows so far."""
 
     id: str
@@ -33,11 +33,11 @@ class Cohort:
     min_width: int = 0
     max_width: int = 0
 
-    def join(self, row: LiveRow) -> None:
+    def join(self, row: ActiveRow) -> None:
         self.here.add(row.id)
         self.waited_s = max(self.waited_s, row.age_s)
 
-    def leave(self, row: LiveRow, how: str) -> None:
+    def leave(self, row: ActiveRow, how: str) -> None:
         self.here.discard(row.id)
         self.ends[row.id] = how
         self.tokens += row.committed_here
@@ -51,18 +51,18 @@ class CohortLedger:
     """The cohorts that are here, and counters over those that were."""
 
     def __init__(self) -> None:
-        self._open: dict[str, Cohort] = {}
+        self._open: dict[str, OpenCohort] = {}
         self._ended = self._rows = self._tokens = 0
         self._waited_s = 0.0
         self._ends: Counter[str] = Counter()
 
-    def open(self, cohort_id: str, rows: Sequence[LiveRow]) -> None:
+    def open(self, cohort_id: str, rows: Sequence[ActiveRow]) -> None:
         """Take rows in; a job that is read twice adds to the record it opened."""
         for row in rows:
             row.cohort = cohort_id
-            self._open.setdefault(cohort_id, Cohort(cohort_id)).join(row)
+            self._open.setdefault(cohort_id, OpenCohort(cohort_id)).join(row)
 
-    def leave(self, row: LiveRow, how: str) -> None:
+    def leave(self, row: ActiveRow, how: str) -> None:
         """A row has left this worker; asked again, nothing happens."""
         cohort = self._open.get(row.cohort)
         if cohort is None or row.id not in cohort.here:
@@ -82,7 +82,7 @@ class CohortLedger:
             "ends": dict(self._ends),
         }
 
-    def _close(self, cohort: Cohort) -> None:
+    def _close(self, cohort: OpenCohort) -> None:
         self._ended += 1
         self._rows += len(cohort.ends)
         self._tokens += cohort.tokens

@@ -13,12 +13,12 @@ from typing import Protocol
 
 from broker.errors import BrokerUnavailableError
 from broker.scripts import Scripts
-from broker.wire import Seat
+from broker.wire import Assignment
 from mtplx_core.engine import Row, StepResult
 from workers.cohort_log import CohortLedger
-from workers.row_scheduler import PlaceRules, arrange, count_held
-from workers.row_table import Batch, RowTable
-from workers.running_row import LiveRow
+from workers.row_scheduler import SchedulerRules, arrange, count_held
+from workers.row_table import CommitBatch, RowTable
+from workers.running_row import ActiveRow
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +52,8 @@ class Committer:
         self._scripts = scripts
         self._clock = clock
         self._decoder: Decoder | None = None
-        self._rules = PlaceRules()
-        self._returned: list[Seat] = []
+        self._rules = SchedulerRules()
+        self._returned: list[Assignment] = []
         """Rows that gave way without memory to be paused in, to be handed back."""
         self._worker_id = ""
         self._steps = 0
@@ -67,11 +67,11 @@ class Committer:
         """Offline rows that gave way not long ago and do not again for a while."""
         return count_held(self.rows, self._rules, now_s=self._clock())
 
-    def begin(self, worker_id: str, decoder: Decoder, rules: PlaceRules) -> None:
+    def begin(self, worker_id: str, decoder: Decoder, rules: SchedulerRules) -> None:
         """Commit for this worker id from now on, and give out the engine's places by these rules."""
         self._worker_id, self._decoder, self._rules = worker_id, decoder, rules
 
-    def seat(self, row: LiveRow) -> None:
+    def seat(self, row: ActiveRow) -> None:
         """Take a row; the engine gets it as soon as it has a place."""
         row.seated_s = self._clock()
         if row.is_offline and row.seat.attempt > 1:
@@ -168,7 +168,7 @@ class Committer:
             raise
         self._returned = [seat for seat in self._returned if seat not in seats]
 
-    def _discard(self, rows: Iterable[LiveRow]) -> None:
+    def _discard(self, rows: Iterable[ActiveRow]) -> None:
         for row in rows:
             if row.is_submitted and self._decoder is not None:
                 self._decoder.discard(row.id)
@@ -201,6 +201,6 @@ class Committer:
         else:
             self._emptied.set()
 
-    def _count(self, batch: Batch) -> None:
+    def _count(self, batch: CommitBatch) -> None:
         self.commits += 1
         self.tokens_committed += sum(len(commit.tokens) for commit in batch.commits) // 4

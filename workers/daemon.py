@@ -29,15 +29,15 @@ from workers.cancel_listener import ControlListener
 from workers.committer import Committer
 from workers.config import ScriptConfig, WorkerConfig
 from workers.errors import EngineFailedError
-from workers.jobs import JobReader, Tongue
+from workers.jobs import JobReader, TokenDecoder
 from workers.lane import LaneSource, card_of, lane_of, memory_of, place_rules_of, settled, token_budget_of, tongue_of
 from workers.membership import Membership, Offer, Phase, Vitals
 from workers.mlx_lane import MlxLane
-from workers.row_scheduler import PlaceRules
+from workers.row_scheduler import SchedulerRules
 from workers.scripted_lane import ScriptedLane
 from workers.service import Service
 from workers.stall_watch import StallWatch
-from workers.step_runner import Crew, persist
+from workers.step_runner import StepRunner, persist
 
 __all__ = ["Links", "ScriptConfig", "Worker", "WorkerConfig", "run_worker"]
 
@@ -80,14 +80,14 @@ class Worker:
         self._reader = JobReader(links.commands, links.blocking, scripts)
         self._control = ControlListener(links.blocking, self.committer.wake)
         self._stall = StallWatch(config.stall_s, late_s=3 * config.beat_every_s, clock=links.clock)
-        self._tongue = Tongue(None, frozenset())
-        self._rules: PlaceRules | None = None
+        self._tongue = TokenDecoder(None, frozenset())
+        self._rules: SchedulerRules | None = None
         self._memory: Mapping[str, int] = {}
         self._refusals: dict[str, str] = {}
         """Why modes that would have come first are not the lane's."""
         self._counters: Mapping[str, Any] = {}
         self._reading: asyncio.Task[Mapping[str, Any]] | None = None
-        self._crew = Crew()
+        self._crew = StepRunner()
         self._stopping = asyncio.Event()
         self._hurrying = asyncio.Event()
 

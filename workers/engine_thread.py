@@ -36,7 +36,7 @@ class Rejected(NamedTuple):
     message: str
 
 
-class Answered(NamedTuple):
+class FunctionAnswer(NamedTuple):
     """A function ran on the thread."""
 
     ticket: int
@@ -50,7 +50,7 @@ class Died(NamedTuple):
     error: Exception
 
 
-Delivery = Stepped | Rejected | Answered | Died
+Delivery = Stepped | Rejected | FunctionAnswer | Died
 
 
 class EngineThread:
@@ -76,15 +76,15 @@ class EngineThread:
         self._thread.start()
 
     def call(self, ticket: int, function: Callable[[], Any]) -> None:
-        """Run a function between steps; `Answered` follows."""
+        """Run a function between steps; `FunctionAnswer` follows."""
         self._commands.put(partial(self._call, ticket, function))
 
     def use(self, ticket: int, build: Callable[[], Engine]) -> None:
-        """Build the engine and step it from then on; `Answered` carries it, to be asked for constants only."""
+        """Build the engine and step it from then on; `FunctionAnswer` carries it, to be asked for constants only."""
         self._commands.put(partial(self._call, ticket, partial(self._use, build)))
 
     def snapshot(self, ticket: int) -> None:
-        """Read the engine's counters between steps; `Answered` follows."""
+        """Read the engine's counters between steps; `FunctionAnswer` follows."""
         self._commands.put(partial(self._call, ticket, self._snapshot))
 
     def admit(self, row: Row) -> None:
@@ -160,9 +160,9 @@ class EngineThread:
 
     def _call(self, ticket: int, function: Callable[[], Any]) -> None:
         try:
-            self._tell(Answered(ticket, function(), None))
+            self._tell(FunctionAnswer(ticket, function(), None))
         except Exception as error:  # belongs to whoever asked, who gets it raised
-            self._tell(Answered(ticket, None, error))
+            self._tell(FunctionAnswer(ticket, None, error))
 
     def _use(self, build: Callable[[], Engine]) -> Engine:
         self._engine = build()

@@ -21,16 +21,16 @@ from broker.scripts import RowFinish, Scripts
 from broker.text.token_bytes import ByteTable
 from broker.wire import (
     WIRE_VERSION,
+    Assignment,
     Cause,
     Failed,
     Request,
-    Seat,
     decode_logprob,
     decode_request,
     unpack_tokens,
 )
-from workers.running_row import ANY_LENGTH, LiveRow
-from workers.stop_detection import RowText
+from workers.running_row import ANY_LENGTH, ActiveRow
+from workers.stop_detection import StopDetector
 
 logger = logging.getLogger(__name__)
 
@@ -42,18 +42,18 @@ _STATE_FIELDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Tongue:
+class TokenDecoder:
     """What a lane's tokens are in bytes, and which of them end a text."""
 
     table: ByteTable | None
     eos_token_ids: frozenset[int]
 
-    def follow(self, request: Request) -> RowText:
+    def follow(self, request: Request) -> StopDetector:
         ending = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else self.eos_token_ids)
-        return RowText(self.table, stops=request.stop, ending=ending, min_tokens=request.min_tokens)
+        return StopDetector(self.table, stops=request.stop, ending=ending, min_tokens=request.min_tokens)
 
 
-class Entry(NamedTuple):
+class JobEntry(NamedTuple):
     """One entry of the job stream, as it lies there."""
 
     id: str
@@ -73,20 +73,20 @@ class JobReader:
         self._blocking = blocking
         self._scripts = scripts
 
-    async def read(self, worker_id: str, *, block_ms: int | None) -> list[Entry]:
+    async def read(self, worker_id: str, *, block_ms: int | None) -> list[JobEntry]:
         """All entries of the stream; waits for one if there is none and `block_ms` is given."""
         patience_s = HALF_OPEN_S + (block_ms or 0) / 1000
         with translated():
             async with asyncio.timeout(patience_s):
                 reply = await self._blocking.xread({keys.jobs(worker_id): "0"}, block=block_ms)
         streams = reply.items() if isinstance(reply, dict) else reply or []
-        return [Entry(entry_id.decode(), fields) for _, entries in streams for entry_id, fields in _flat(entries)]
+        return [JobEntry(entry_id.decode(), fields) for _, entries in streams for entry_id, fields in _flat(entries)]
 
-    async def delete(self, worker_id: str, entry: Entry) -> None:
+    async def delete(self, worker_id: str, entry: JobEntry) -> None:
         with translated():
             await self._commands.xdel(keys.jobs(worker_id), entry.id)
 
-    async def seats(self, worker_id: str, entry: Entry) -> list[Seat]:
+    async def seats(self, worker_id: str, entry: JobEntry) -> list[Assignment]:
         """The seats of an entry; none if nobody can read it, and then it goes to the dead letters."""
         try:
             return parse_seats(entry.fields)
@@ -95,7 +95,7 @@ class JobReader:
             await self._scripts.bury(keys.jobs(worker_id), entry.id, entry.fields, why=str(error))
             return []
 
-    async def load(self, worker_id: str, seats: Sequence[Seat], tongue: Tongue) -> list[LiveRow]:
+    async def load(self, worker_id: str, seats: Sequence[Assignment], tongue: TokenDecoder) -> list[ActiveRow]:
         """The rows of these seats that are this worker's to decode; a row that cannot be read fails here."""
         with translated():
             pipe = self._commands.pipeline(transaction=False)
@@ -116,7 +116,7 @@ class JobReader:
                 await self._fail(worker_id, seat, str(error))
         return rows
 
-    async def _fail(self, worker_id: str, seat: Seat, why: str) -> None:
+    async def _fail(self, worker_id: str, seat: Assignment, why: str) -> None:
         logger.error("unreadable request: %s", why, extra=_where(seat, worker_id))
         event = Failed(seat.request_id, "unreadable", f"the worker could not read the request: {why}")
         await self._scripts.finish(worker_id, RowFinish(seat, ANY_LENGTH, "failed", "unreadable", event))
@@ -139,12 +139,12 @@ class _State(NamedTuple):
         """How long it had waited when it was formed, by Redis' clock."""
         return (int(self.formed_ms or 0) - int(self.accepted_ms or 0)) / 1000
 
-    def is_owned_by(self, worker_id: str, seat: Seat) -> bool:
+    def is_owned_by(self, worker_id: str, seat: Assignment) -> bool:
         owner = (self.status, self.owner, self.attempt)
         return owner == (b"running", worker_id.encode(), str(seat.attempt).encode())
 
 
-def parse_seats(fields: Mapping[bytes, bytes]) -> list[Seat]:
+def parse_seats(fields: Mapping[bytes, bytes]) -> list[Assignment]:
     """The seats of a job entry.
 
     Raises:
@@ -154,14 +154,14 @@ def parse_seats(fields: Mapping[bytes, bytes]) -> list[Seat]:
         if int(fields.get(b"wire", b"1")) > WIRE_VERSION:
             raise WireError(f"the job needs wire version {int(fields[b'wire'])}, this worker reads {WIRE_VERSION}")
         words = fields[b"seats"].decode().split(" ")
-        return [Seat(name, int(attempt)) for name, attempt in zip(words[::2], words[1::2], strict=True)]
+        return [Assignment(name, int(attempt)) for name, attempt in zip(words[::2], words[1::2], strict=True)]
     except (KeyError, ValueError) as error:
         raise WireError(f"not a job: {type(error).__name__}") from None  # its text would quote what was in it
 
 
-def _row(seat: Seat, state: _State, log: bytes, scores: Sequence[bytes], tongue: Tongue) -> LiveRow:
+def _row(seat: Assignment, state: _State, log: bytes, scores: Sequence[bytes], tongue: TokenDecoder) -> ActiveRow:
     request = decode_request(state.body or b"")
-    row = LiveRow(
+    row = ActiveRow(
         seat=seat,
         request=request,
         prompt=unpack_tokens(request.prompt),
@@ -189,5 +189,5 @@ def _flat(entries: Any) -> list[tuple[bytes, Mapping[bytes, bytes]]]:
     return [pair for page in entries for pair in page] if entries and isinstance(entries[0], list) else entries
 
 
-def _where(seat: Seat, worker_id: str) -> dict[str, str | int]:
+def _where(seat: Assignment, worker_id: str) -> dict[str, str | int]:
     return {"request_id": seat.request_id, "attempt": seat.attempt, "worker": worker_id}

@@ -17,8 +17,8 @@ from broker.wire import WIRE_VERSION, Lane, ModelCard, SamplingDefaults
 from mtplx_core.engine import Engine, Geometry, SchedulerMode
 from mtplx_core.models.generation_config import read_generation_config
 from workers.config import WorkerConfig
-from workers.jobs import Tongue
-from workers.row_scheduler import PlaceRules
+from workers.jobs import TokenDecoder
+from workers.row_scheduler import SchedulerRules
 
 logger = logging.getLogger(__name__)
 
@@ -121,9 +121,9 @@ def card_of(model: ServedModel, geometry: Geometry, config: WorkerConfig, *, cre
     )
 
 
-def tongue_of(model: ServedModel) -> Tongue:
+def tongue_of(model: ServedModel) -> TokenDecoder:
     """The bytes of the model's tokens, where its tokenizer gives them bytes of their own."""
-    return Tongue(_table(model), model.eos_token_ids)
+    return TokenDecoder(_table(model), model.eos_token_ids)
 
 
 def token_budget_of(engine: Engine, config: WorkerConfig) -> int:
@@ -138,7 +138,7 @@ def token_budget_of(engine: Engine, config: WorkerConfig) -> int:
     return min(slots, config.memory_bytes * geometry.max_context_tokens // row_bytes)
 
 
-def place_rules_of(engine: Engine, config: WorkerConfig) -> PlaceRules:
+def place_rules_of(engine: Engine, config: WorkerConfig) -> SchedulerRules:
     """Who gives way on this engine. Where rows are the bound, paused ones may have the memory that is left."""
     geometry = engine.geometry
     paused_tokens = None
@@ -146,7 +146,7 @@ def place_rules_of(engine: Engine, config: WorkerConfig) -> PlaceRules:
         row_bytes = engine.row_bytes(geometry.max_context_tokens)
         left = config.memory_bytes - row_bytes * geometry.decode_batch_max
         paused_tokens = left * geometry.max_context_tokens // row_bytes
-    return PlaceRules(
+    return SchedulerRules(
         width=geometry.decode_batch_max,
         offline_age_s=config.offline_age_ms / 1000,
         min_run_s=config.min_run_ms / 1000,

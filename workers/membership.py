@@ -22,7 +22,7 @@ from broker.connection.connect import translated
 from broker.errors import WireError
 from broker.former.running_rows import RunningRows
 from broker.scripts import Registration, Scripts
-from broker.wire import WIRE_VERSION, Lane, ModelCard, Seat, encode
+from broker.wire import WIRE_VERSION, Assignment, Lane, ModelCard, encode
 from workers.jobs import parse_seats
 
 logger = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class Membership:
         card = self._offer.card
         return bool(await self._scripts.beat(self.id, changed, model=card.model, tokenizer=card.tokenizer))
 
-    async def strays(self, known: Collection[Seat], *, has_reader: bool) -> list[Seat]:
+    async def strays(self, known: Collection[Assignment], *, has_reader: bool) -> list[Assignment]:
         """Seats that Redis counts as this worker's and nobody here decodes.
 
         There are some after Redis lost its last moments, with them an end that was written, and when a worker stops
@@ -104,11 +104,11 @@ class Membership:
             pipe.hgetall(keys.rows(self.id))
             pipe.xrange(keys.jobs(self.id))
             rows, entries = await pipe.execute()
-        seats = {Seat(name.decode(), int(attempt)) for name, attempt in rows.items()}
+        seats = {Assignment(name.decode(), int(attempt)) for name, attempt in rows.items()}
         unread = {seat for _, fields in entries for seat in _seats(fields)} if has_reader else set()
         return sorted(seats - unread - set(known))
 
-    async def hand_back(self, seats: Collection[Seat], *, is_crash: bool) -> None:
+    async def hand_back(self, seats: Collection[Assignment], *, is_crash: bool) -> None:
         """Return requests to the line."""
         if not seats:
             return
@@ -163,7 +163,7 @@ class Membership:
         )
 
 
-def _seats(fields: Mapping[bytes, bytes]) -> list[Seat]:
+def _seats(fields: Mapping[bytes, bytes]) -> list[Assignment]:
     try:
         return parse_seats(fields)
     except WireError:

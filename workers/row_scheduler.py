@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from workers.running_row import LiveRow
+from workers.running_row import ActiveRow
 
 
 @dataclass(frozen=True, slots=True)
-class PlaceRules:
+class SchedulerRules:
     """Who may be made to give way, and what that may cost."""
 
     width: int = 0
@@ -26,28 +26,28 @@ class PlaceRules:
     paused_tokens: int | None = None
     """Cache slots that paused rows may hold together beside a full engine; None: no bound."""
 
-    def has_aged(self, row: LiveRow, now_s: float) -> bool:
+    def has_aged(self, row: ActiveRow, now_s: float) -> bool:
         return row.is_offline and row.age_s + now_s - row.seated_s >= self.offline_age_s
 
-    def is_held(self, row: LiveRow, now_s: float) -> bool:
+    def is_held(self, row: ActiveRow, now_s: float) -> bool:
         """Whether it is left alone because it gave way not long ago."""
         return row.is_offline and row.back_since_s is not None and now_s - row.back_since_s < self.min_run_s
 
-    def may_give_way(self, row: LiveRow, now_s: float) -> bool:
+    def may_give_way(self, row: ActiveRow, now_s: float) -> bool:
         return row.is_offline and not self.has_aged(row, now_s) and not self.is_held(row, now_s)
 
 
 class Moves(NamedTuple):
     """What changes, in the order in which the engine must hear of it."""
 
-    paused: list[LiveRow]
-    returned: list[LiveRow]
+    paused: list[ActiveRow]
+    returned: list[ActiveRow]
     """Rows that give way and for which there is no memory: back into the line."""
-    resumed: list[LiveRow]
-    admitted: list[LiveRow]
+    resumed: list[ActiveRow]
+    admitted: list[ActiveRow]
 
 
-def arrange(rows: Iterable[LiveRow], rules: PlaceRules, *, now_s: float) -> Moves:
+def arrange(rows: Iterable[ActiveRow], rules: SchedulerRules, *, now_s: float) -> Moves:
     """Give out the engine's places."""
     running = [row for row in rows if row.is_running]
     decoding = [row for row in running if row.is_decoding]
@@ -68,7 +68,7 @@ def arrange(rows: Iterable[LiveRow], rules: PlaceRules, *, now_s: float) -> Move
     return moves
 
 
-def count_held(rows: Iterable[LiveRow], rules: PlaceRules, *, now_s: float) -> int:
+def count_held(rows: Iterable[ActiveRow], rules: SchedulerRules, *, now_s: float) -> int:
     """Offline rows that have not aged and still do not give way."""
     held = (row for row in rows if row.is_running and rules.is_held(row, now_s))
     return sum(not rules.has_aged(row, now_s) for row in held)
@@ -77,10 +77,10 @@ def count_held(rows: Iterable[LiveRow], rules: PlaceRules, *, now_s: float) -> i
 class _Memory:
     """What paused rows may hold."""
 
-    def __init__(self, tokens: int | None, paused: Iterable[LiveRow]) -> None:
+    def __init__(self, tokens: int | None, paused: Iterable[ActiveRow]) -> None:
         self._left = None if tokens is None else tokens - sum(row.cached_tokens for row in paused)
 
-    def takes(self, row: LiveRow) -> bool:
+    def takes(self, row: ActiveRow) -> bool:
         if self._left is None:
             return True
         if row.cached_tokens > self._left:
@@ -89,7 +89,7 @@ class _Memory:
         return True
 
 
-def _rank(row: LiveRow, rules: PlaceRules, now_s: float) -> tuple[int, float]:
+def _rank(row: ActiveRow, rules: SchedulerRules, now_s: float) -> tuple[int, float]:
     """Paused rows by their age, oldest first; the others in the order in which they came."""
     if row.is_offline and row.is_paused:
         return (0 if rules.has_aged(row, now_s) else 2), row.seated_s - row.age_s

@@ -9,15 +9,15 @@ from typing import NamedTuple
 from broker.scripts import CommitResult, FinishResult, Refusal, RowCommit
 from broker.wire import Event, encode_events
 from mtplx_core.engine import RowEnd, StepResult
-from workers.running_row import LiveRow
+from workers.running_row import ActiveRow
 
 PROGRESS_EVERY_S = 0.5
 
 
-class Batch(NamedTuple):
+class CommitBatch(NamedTuple):
     """One COMMIT: every row that goes on or has tokens to add."""
 
-    rows: tuple[LiveRow, ...]
+    rows: tuple[ActiveRow, ...]
     commits: tuple[RowCommit, ...]
     messages: Mapping[str, bytes]
     """Encoded events by reply channel."""
@@ -26,18 +26,18 @@ class Batch(NamedTuple):
 class RowTable:
     """Rows by their name in the engine. Methods that end rows return those the engine must discard."""
 
-    def __init__(self, on_leave: Callable[[LiveRow, str], None] = lambda row, how: None) -> None:
+    def __init__(self, on_leave: Callable[[ActiveRow, str], None] = lambda row, how: None) -> None:
         """`on_leave` is told of every row that leaves, and how it ended."""
-        self._rows: dict[str, LiveRow] = {}
+        self._rows: dict[str, ActiveRow] = {}
         self._on_leave = on_leave
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __iter__(self) -> Iterator[LiveRow]:
+    def __iter__(self) -> Iterator[ActiveRow]:
         return iter(list(self._rows.values()))
 
-    def __contains__(self, row: LiveRow) -> bool:
+    def __contains__(self, row: ActiveRow) -> bool:
         return self._rows.get(row.id) is row
 
     @property
@@ -52,21 +52,21 @@ class RowTable:
     def has_seat(self, request_id: str, attempt: int) -> bool:
         return f"{request_id}:{attempt}" in self._rows
 
-    def add(self, row: LiveRow) -> None:
+    def add(self, row: ActiveRow) -> None:
         self._rows[row.id] = row
 
-    def remove(self, row: LiveRow, how: str) -> None:
+    def remove(self, row: ActiveRow, how: str) -> None:
         if self._rows.pop(row.id, None) is not None:
             self._on_leave(row, how)
 
-    def clear(self, how: str) -> list[LiveRow]:
+    def clear(self, how: str) -> list[ActiveRow]:
         """Forget everything; returns what the engine still has."""
         held = [row for row in self._rows.values() if row.is_submitted and row.is_running]
         for row in self:
             self.remove(row, how)
         return held
 
-    def take_step(self, result: StepResult) -> list[LiveRow]:
+    def take_step(self, result: StepResult) -> list[ActiveRow]:
         """Take in what a step brought."""
         stopped = []
         for new in result.tokens:
@@ -85,7 +85,7 @@ class RowTable:
         if row := self._rows.get(row_id):
             row.fail("row_rejected", message)
 
-    def gather(self, now_s: float) -> Batch:
+    def gather(self, now_s: float) -> CommitBatch:
         """What COMMIT has to say now."""
         rows = tuple(row for row in self._rows.values() if row.is_running or row.has_uncommitted)
         commits = tuple(row.commit() for row in rows)
@@ -94,9 +94,9 @@ class RowTable:
             if row.reply:
                 told = (row.tell_progress(now_s, every_s=PROGRESS_EVERY_S), row.news(commit))
                 events[row.reply] += [event for event in told if event is not None]
-        return Batch(rows, commits, {channel: encode_events(told) for channel, told in events.items() if told})
+        return CommitBatch(rows, commits, {channel: encode_events(told) for channel, told in events.items() if told})
 
-    def take_commit(self, batch: Batch, result: CommitResult) -> list[LiveRow]:
+    def take_commit(self, batch: CommitBatch, result: CommitResult) -> list[ActiveRow]:
         """Take in the answer to a COMMIT. After a refusal nothing was written and `gather` brings the rest."""
         rows = {row.seat.request_id: row for row in batch.rows if row in self}
         if result.refused:
@@ -112,11 +112,11 @@ class RowTable:
                 discarded.append(row_wanted)
         return discarded
 
-    def ended(self) -> list[LiveRow]:
+    def ended(self) -> list[ActiveRow]:
         """Rows whose tokens are all committed and whose end is not."""
         return [row for row in self._rows.values() if row.finish is not None and not row.has_uncommitted]
 
-    def take_finish(self, row: LiveRow, result: FinishResult) -> None:
+    def take_finish(self, row: ActiveRow, result: FinishResult) -> None:
         """Take in the answer to a FINISH."""
         if result.outcome != "short":
             self.remove(row, "lost" if result.outcome == "lost" or row.finish is None else row.finish.cause)
@@ -125,7 +125,7 @@ class RowTable:
         else:
             row.fail("diverged", "the token log holds tokens that this worker did not decode")
 
-    def _take_end(self, end: RowEnd, stopped: list[LiveRow]) -> None:
+    def _take_end(self, end: RowEnd, stopped: list[ActiveRow]) -> None:
         row = self._rows.get(end.row_id)
         if row is None:
             return
@@ -139,7 +139,7 @@ class RowTable:
             assert end.reason != "error"
             row.end(end.reason, end.stats)
 
-    def _take_refusal(self, row: LiveRow, refusal: Refusal) -> bool:
+    def _take_refusal(self, row: ActiveRow, refusal: Refusal) -> bool:
         """Whether the engine must discard the row."""
         was_running = row.is_running
         match refusal.why:

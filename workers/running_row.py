@@ -11,6 +11,7 @@ from typing import Literal
 
 from broker.scripts import RowCommit, RowFinish
 from broker.wire import (
+    Assignment,
     Cause,
     Failed,
     Finished,
@@ -18,7 +19,6 @@ from broker.wire import (
     Logprob,
     Progress,
     Request,
-    Seat,
     Stats,
     Status,
     Tokens,
@@ -26,24 +26,24 @@ from broker.wire import (
     pack_tokens,
     unpack_tokens,
 )
-from mtplx_core.engine import PrefillProgress, Row, RowStats, RowTokens, Sampling
-from workers.stop_detection import RowText
+from mtplx_core.engine import PrefillProgress, Row, RowStats, RowTokens, SamplingParams
+from workers.stop_detection import StopDetector
 
 ANY_LENGTH = -1
 TOKEN_BYTES = 4
 
 
 @dataclass(slots=True, eq=False)
-class LiveRow:
+class ActiveRow:
     """A seat of this worker, from the job until FINISH, HAND_BACK or its loss."""
 
-    seat: Seat
+    seat: Assignment
     request: Request
     prompt: tuple[int, ...]
     seed: int
     reply: str
     """Reply channel of the listener; empty when nobody listens."""
-    text: RowText
+    text: StopDetector
     is_offline: bool = False
     age_s: float = 0.0
     """How long ago it was accepted when it was sent here."""
@@ -192,9 +192,9 @@ def end_of(cause: Cause) -> tuple[Status, FinishReason]:
             return "cancelled", "cancelled"
 
 
-def _sampling(request: Request, seed: int) -> Sampling:
+def _sampling(request: Request, seed: int) -> SamplingParams:
     asked = request.sampling
-    return Sampling(
+    return SamplingParams(
         temperature=asked.temperature,
         top_p=asked.top_p,
         top_k=asked.top_k,

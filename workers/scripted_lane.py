@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from broker.text.token_bytes import byte_level_alphabet
 from mtplx_core.engine import Engine, Geometry, Row
-from mtplx_core.engines.scripted import Fault, Script, ScriptedEngine, sleeping_pace
+from mtplx_core.engines.scripted import Script, ScriptedEngine, ScriptedFault, sleeping_pace
 from workers.config import ScriptConfig
 from workers.lane import ServedModel
 
@@ -66,8 +66,8 @@ class ScriptedLane:
 def script_of(config: ScriptConfig) -> Script:
     """The script behind a config; with it `scripted_completion` says what a client must see."""
     planned = (
-        Fault("crash", 0, strikes=_Holds(config.crash_text)) if config.crash_text else None,
-        Fault("dead", 0, strikes=_Holds(config.dead_text)) if config.dead_text else None,
+        ScriptedFault("crash", 0, strikes=_Holds(config.crash_text)) if config.crash_text else None,
+        ScriptedFault("dead", 0, strikes=_Holds(config.dead_text)) if config.dead_text else None,
     )
     return Script(
         vocab_size=VOCAB_SIZE,

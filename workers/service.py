@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from mtplx_core.engine import Engine, Row, StepResult
-from workers.engine_thread import Answered, Delivery, Died, EngineThread, Rejected, Stepped
+from workers.engine_thread import Delivery, Died, EngineThread, FunctionAnswer, Rejected, Stepped
 from workers.errors import EngineFailedError
 
 logger = logging.getLogger(__name__)
@@ -141,13 +141,13 @@ class Service:
                 self._listener.on_step(result)
             case Rejected(row_id, message):
                 self._listener.on_reject(row_id, message)
-            case Answered():
+            case FunctionAnswer():
                 self._calls += 1
                 self._answer(delivery)
             case Died(error):
                 self._die(error)
 
-    def _answer(self, answered: Answered) -> None:
+    def _answer(self, answered: FunctionAnswer) -> None:
         future = self._answers.pop(answered.ticket)
         if future.done():  # whoever asked has left
             return

@@ -17,7 +17,7 @@ RETRY_MIN_S, RETRY_MAX_S = 0.05, 1.0
 Step = Callable[[], Awaitable[None]]
 
 
-class Crew:
+class StepRunner:
     """Named tasks. What one of them fails with is raised to whoever waits through the crew."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from broker.text.token_bytes import ByteTable, text_of
 UNKNOWN_END = -1
 
 
-class Kept(NamedTuple):
+class KeptTokens(NamedTuple):
     """What became of some tokens."""
 
     size: int
@@ -20,7 +20,7 @@ class Kept(NamedTuple):
     """Whether a stop string is complete with the last token kept."""
 
 
-class RowText:
+class StopDetector:
     """Follows one row's bytes. Without a table it keeps everything and knows no end."""
 
     def __init__(
@@ -42,10 +42,10 @@ class RowText:
             return UNKNOWN_END
         return self._bytes if self._matcher.end is None else self._matcher.end
 
-    def feed(self, tokens: Sequence[int]) -> Kept:
+    def feed(self, tokens: Sequence[int]) -> KeptTokens:
         """Take the next tokens."""
         if self._table is None:
-            return Kept(len(tokens), is_stopped=False)
+            return KeptTokens(len(tokens), is_stopped=False)
         for index, token in enumerate(tokens):
             may_end = self._barred <= 0
             self._barred -= 1
@@ -54,5 +54,5 @@ class RowText:
             data = text_of(self._table, (token,))
             self._bytes += len(data)
             if self._has_stops and self._matcher.feed(data, may_end=may_end).end is not None:
-                return Kept(index + 1, is_stopped=True)
-        return Kept(len(tokens), is_stopped=False)
+                return KeptTokens(index + 1, is_stopped=True)
+        return KeptTokens(len(tokens), is_stopped=False)

@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 
 from api.batch.file_store import FileStore
 from api.batch.queue import BatchQueue, connect_blocking
-from api.calls.prepare import Payer
+from api.calls.prepare import ApiKeyOwner
 from api.errors import ApiError, BadRequestError
 from broker.batches import BatchDesk, BatchRecord, FileRecord, Guard
 from broker.connection.connect import connect
@@ -32,14 +32,14 @@ class Offline:
             BatchDesk(client, guard=guard), FileStore(files_url), BatchQueue(connect_blocking(redis_url)), client
         )
 
-    async def file(self, file_id: str, payer: Payer) -> FileRecord:
+    async def file(self, file_id: str, payer: ApiKeyOwner) -> FileRecord:
         """A file of this payer. Raises: ApiError, BrokerUnavailableError."""
         record = await self.desk.file(file_id)
         if record is None or record.key_id != payer.key_id:
             raise not_found("file", file_id)
         return record
 
-    async def batch(self, batch_id: str, payer: Payer) -> BatchRecord:
+    async def batch(self, batch_id: str, payer: ApiKeyOwner) -> BatchRecord:
         """A batch of this payer. Raises: ApiError, BrokerUnavailableError."""
         record = await self.desk.batch(batch_id)
         if record is None or record.key_id != payer.key_id:

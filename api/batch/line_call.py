@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import msgspec
 
-from api.batch.lines import Line
+from api.batch.lines import BatchLine
 from api.batch.parts import Result
 from api.calls.call import Endpoint
 from api.calls.client import TextClient
-from api.calls.retrying import Answered, Patience, PatientCall
+from api.calls.retrying import AnsweredCall, Patience, PatientCall
 from api.errors import ApiError
 from api.openai.formats import error_body
 from api.text.json_text import encode_json
@@ -39,7 +39,9 @@ class _ResultLine(msgspec.Struct, frozen=True):
 class LineCall:
     """Runs one line to its result."""
 
-    def __init__(self, text: TextClient, patience: Patience, endpoint: Endpoint, batch_id: str, line: Line) -> None:
+    def __init__(
+        self, text: TextClient, patience: Patience, endpoint: Endpoint, batch_id: str, line: BatchLine
+    ) -> None:
         self._batch_id = batch_id
         self._line = line
         self._is_given_up = False
@@ -64,7 +66,7 @@ class LineCall:
         self._is_given_up = cause != "deadline"
         await self._call.cancel(cause)
 
-    def _answered(self, answered: Answered) -> Result:
+    def _answered(self, answered: AnsweredCall) -> Result:
         call, whole = answered
         if "cancelled" in whole.reasons and self._is_given_up:
             return cancelled_result(self._batch_id, self._line)
@@ -88,24 +90,24 @@ class LineCall:
         return Result(self._line.number, "error", data, request_ids=self._call.request_ids)
 
 
-def expired_result(batch_id: str, line: Line) -> Result:
+def expired_result(batch_id: str, line: BatchLine) -> Result:
     """The result of a line that had no answer when the batch's window closed."""
     return _failed(
         batch_id, line, "batch_expired", "This request could not be executed before the completion window expired."
     )
 
 
-def cancelled_result(batch_id: str, line: Line) -> Result:
+def cancelled_result(batch_id: str, line: BatchLine) -> Result:
     """The result of a line that had no answer when the batch was cancelled."""
     return _failed(
         batch_id, line, "batch_cancelled", "This request was not executed, because the batch was cancelled before."
     )
 
 
-def _failed(batch_id: str, line: Line, code: str, message: str) -> Result:
+def _failed(batch_id: str, line: BatchLine, code: str, message: str) -> Result:
     return Result(line.number, "error", _encode(batch_id, line, None, _LineError(code, message)))
 
 
-def _encode(batch_id: str, line: Line, response: _Response | None, error: _LineError | None) -> bytes:
+def _encode(batch_id: str, line: BatchLine, response: _Response | None, error: _LineError | None) -> bytes:
     name = f"batch_req_{batch_id.partition('-')[2]}-{line.number}"
     return encode_json(_ResultLine(name, line.custom_id, response, error)) + b"\n"

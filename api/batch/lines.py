@@ -16,7 +16,7 @@ ERRORS_KEPT = 100
 """A file that is wrong throughout is described by its first lines."""
 
 
-class Line(NamedTuple):
+class BatchLine(NamedTuple):
     """One call of a batch."""
 
     number: int
@@ -71,7 +71,7 @@ class Verdict:
             self.errors.append(error)
 
 
-def parse_line(raw: RawLine, rules: LineRules) -> Line:
+def parse_line(raw: RawLine, rules: LineRules) -> BatchLine:
     """Raises: LineError."""
     if raw.is_cut:
         message = f"This line is longer than {rules.most_line_bytes} bytes."
@@ -94,7 +94,7 @@ def parse_line(raw: RawLine, rules: LineRules) -> Line:
         raise LineError("mismatched_endpoint", message, line=raw.number, param="url")
     if not wire.custom_id:
         raise LineError("missing_custom_id", "custom_id must not be empty.", line=raw.number, param="custom_id")
-    return Line(raw.number, wire.custom_id, bytes(wire.body))
+    return BatchLine(raw.number, wire.custom_id, bytes(wire.body))
 
 
 def check_file(file: IO[bytes], rules: LineRules, *, goes_on: Callable[[], bool] = lambda: True) -> Verdict:
@@ -130,7 +130,7 @@ def _check_lines(file: IO[bytes], rules: LineRules, verdict: Verdict, goes_on: C
         verdict.models.setdefault(_body.decode(line.body).model, line.number)
 
 
-def _check_custom_id(line: Line, seen: dict[bytes, int], verdict: Verdict) -> None:
+def _check_custom_id(line: BatchLine, seen: dict[bytes, int], verdict: Verdict) -> None:
     # Hashes, because ids may be long and a file may have very many of them.
     name = hashlib.blake2b(line.custom_id.encode("utf-8", "surrogatepass"), digest_size=12).digest()
     first = seen.setdefault(name, line.number)

@@ -32,7 +32,7 @@ class Result(NamedTuple):
 
 
 @dataclass(slots=True)
-class Tally:
+class LineCounts:
     """How many lines are answered, and which."""
 
     counts: dict[Kind, int] = field(default_factory=lambda: {"output": 0, "error": 0})
@@ -113,14 +113,14 @@ class Parts:
                 name = f"{kind}.{self._written:06}.{self._runner}.jsonl"
                 self._store.write(f"{self._folder}/{name}", b"".join(lines))
 
-    def tally(self) -> Tally:
+    def tally(self) -> LineCounts:
         """What all runners have written together."""
-        tally = Tally()
+        tally = LineCounts()
         for _ in self._new_lines(tally, KINDS):
             pass
         return tally
 
-    def join(self, kind: Kind, tally: Tally, file: IO[bytes]) -> int:
+    def join(self, kind: Kind, tally: LineCounts, file: IO[bytes]) -> int:
         """Write every line of a kind that `tally` does not have yet; returns how many bytes they are."""
         size = 0
         for data in self._new_lines(tally, (kind,)):
@@ -131,13 +131,13 @@ class Parts:
     def delete(self) -> None:
         self._store.delete(self._folder)
 
-    def _new_lines(self, tally: Tally, kinds: Sequence[Kind]) -> Iterator[bytes]:
+    def _new_lines(self, tally: LineCounts, kinds: Sequence[Kind]) -> Iterator[bytes]:
         for kind in kinds:
             for name in self._store.list(self._folder):
                 if name.startswith(f"{kind}."):
                     yield from self._new_of(name, kind, tally)
 
-    def _new_of(self, name: str, kind: Kind, tally: Tally) -> Iterator[bytes]:
+    def _new_of(self, name: str, kind: Kind, tally: LineCounts) -> Iterator[bytes]:
         with self._store.open(f"{self._folder}/{name}") as file:
             for data in file:
                 if not data.endswith(b"\n"):

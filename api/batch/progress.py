@@ -14,8 +14,8 @@ from typing import cast
 from api.batch.file_store import FileStore, content_path
 from api.batch.lease import BatchLease, LeaseLostError
 from api.batch.line_call import LineCall, cancelled_result, expired_result
-from api.batch.lines import Line, LineRules, parse_line
-from api.batch.parts import Parts, Result, Tally
+from api.batch.lines import BatchLine, LineRules, parse_line
+from api.batch.parts import LineCounts, Parts, Result
 from api.bulk.lines import read_lines
 from api.calls.client import TextClient
 from api.calls.retrying import Patience
@@ -45,10 +45,10 @@ class Tools:
     store: FileStore
 
 
-class Progress:
+class BatchProgress:
     """All lines of one batch that `tally` does not have yet."""
 
-    def __init__(self, record: BatchRecord, tools: Tools, parts: Parts, tally: Tally, lease: BatchLease) -> None:
+    def __init__(self, record: BatchRecord, tools: Tools, parts: Parts, tally: LineCounts, lease: BatchLease) -> None:
         self._record = record
         self._tools = tools
         self._parts = parts
@@ -126,7 +126,7 @@ class Progress:
                     await slots.acquire()
                     group.create_task(self._answer(line, slots), name="batch-line")
 
-    async def _answer(self, line: Line, slots: asyncio.Semaphore) -> None:
+    async def _answer(self, line: BatchLine, slots: asyncio.Semaphore) -> None:
         endpoint = cast("Endpoint", self._record.endpoint)
         call = LineCall(self._tools.text, self._patience, endpoint, self._record.id, line)
         self._calls[line.number] = call
@@ -155,7 +155,7 @@ class Progress:
                 self._unserved = "" if is_served else f"No worker serves {model!r} at the moment."
             await asyncio.sleep(WATCH_S)
 
-    async def _unanswered(self, rules: LineRules) -> AsyncGenerator[Sequence[Line], None]:
+    async def _unanswered(self, rules: LineRules) -> AsyncGenerator[Sequence[BatchLine], None]:
         """Lines without an answer, a few at a time."""
         with await asyncio.to_thread(self._tools.store.open, content_path(self._record.input_file_id)) as file:
             raws = read_lines(file, most_line_bytes=rules.most_line_bytes)

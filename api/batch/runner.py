@@ -17,8 +17,8 @@ import msgspec
 from api.batch.file_store import content_path
 from api.batch.lease import BatchLease, Halt, LeaseLostError
 from api.batch.lines import LineRules, Verdict, check_file
-from api.batch.parts import KINDS, Kind, Parts, Tally
-from api.batch.progress import Progress, Tools
+from api.batch.parts import KINDS, Kind, LineCounts, Parts
+from api.batch.progress import BatchProgress, Tools
 from api.fleet.catalog import find
 from api.openai.batch_schemas import BatchError, Endpoint
 from broker.batches import BatchRecord, BatchStatus, FileRecord
@@ -51,7 +51,7 @@ class BatchRunner:
         self._limits = limits
         self._lease = BatchLease(tools.desk, record.id, runner, lease_s=limits.lease_s)
         self._parts = Parts(tools.store, record.id, runner)
-        self._progress: Progress | None = None
+        self._progress: BatchProgress | None = None
         self._lines = record.total
         """Lines of a file that is right; 0 before that is known."""
 
@@ -135,7 +135,7 @@ class BatchRunner:
         if not self._lines:
             return self._record.status  # cancelled, and its file is no batch's: no line can be answered for
         tally = await asyncio.to_thread(self._parts.tally)
-        self._progress = Progress(self._record, self._tools, self._parts, tally, self._lease)
+        self._progress = BatchProgress(self._record, self._tools, self._parts, tally, self._lease)
         try:
             if self._lease.why != "cancelled":
                 await self._progress.run(self._rules(), in_flight=self._limits.in_flight)
@@ -151,7 +151,7 @@ class BatchRunner:
     async def _deliver(self, to: BatchStatus, *, come_from: BatchStatus) -> RunEnd:
         """Make the files out of the parts, and end the batch."""
         files: dict[str, str | int] = {"total": self._lines} if to == "cancelled" else {}
-        tally = Tally()
+        tally = LineCounts()
         for kind in KINDS:
             if file_id := await self._publish(kind, tally):
                 files[f"{kind}_file_id"] = file_id
@@ -162,7 +162,7 @@ class BatchRunner:
         logger.info("batch %s: %s", self._record.id, to)
         return "over"
 
-    async def _publish(self, kind: Kind, tally: Tally) -> str:
+    async def _publish(self, kind: Kind, tally: LineCounts) -> str:
         """The id of the output or error file, empty when there is nothing to be in it.
 
         The id follows from the batch, so that doing this twice leaves one file.
@@ -184,7 +184,7 @@ class BatchRunner:
         await self._through_outages(lambda: self._tools.desk.put_file(record))
         return file_id
 
-    def _join(self, kind: Kind, tally: Tally, file_id: str) -> int:
+    def _join(self, kind: Kind, tally: LineCounts, file_id: str) -> int:
         with self._tools.store.create(content_path(file_id)) as file:
             size = self._parts.join(kind, tally, file)
         if size == 0:

@@ -29,7 +29,7 @@ _PLACE = re.compile(r"""\{([^{}\n"':]+)\}""")
 """A column in a template; braces of JSON hold a quote or a colon."""
 
 
-class Row(NamedTuple):
+class BulkRow(NamedTuple):
     """One prompt as a call, or what is wrong with it."""
 
     number: int
@@ -52,7 +52,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class RowRecipe:
     """How a row becomes a call."""
 
     model: str
@@ -80,7 +80,7 @@ def format_of(path: Path, said: Format | None = None) -> Format:
     return found
 
 
-def read_rows(path: Path, recipe: Recipe) -> Iterator[Row]:
+def read_rows(path: Path, recipe: RowRecipe) -> Iterator[BulkRow]:
     """Every row that is not blank.
 
     Raises:
@@ -140,23 +140,23 @@ def _records(path: Path, source: Source) -> Iterator[Record]:
     return csv_records(path, encoding=source.encoding, separator=source.separator)
 
 
-def _text_row(line: RawLine, recipe: Recipe) -> Row:
+def _text_row(line: RawLine, recipe: RowRecipe) -> BulkRow:
     name = str(line.number)
     if line.is_cut:
-        return Row(line.number, name, problem=_TOO_LONG)
+        return BulkRow(line.number, name, problem=_TOO_LONG)
     return _table_row(line.number, {"prompt": text_of(line.data, line=line.number)}, recipe)
 
 
-def _json_row(line: RawLine, recipe: Recipe) -> Row:
+def _json_row(line: RawLine, recipe: RowRecipe) -> BulkRow:
     number = line.number
     if line.is_cut:
-        return Row(number, str(number), problem=_TOO_LONG)
+        return BulkRow(number, str(number), problem=_TOO_LONG)
     try:
         record = msgspec.json.decode(text_of(line.data, line=number), type=str | dict[str, Any])
     except EncodingError as error:
-        return Row(number, str(number), problem=f"The {error}.")
+        return BulkRow(number, str(number), problem=f"The {error}.")
     except (msgspec.MsgspecError, RecursionError) as error:
-        return Row(number, str(number), problem=f"This line is neither a JSON object nor a text: {error}.")
+        return BulkRow(number, str(number), problem=f"This line is neither a JSON object nor a text: {error}.")
     if isinstance(record, str):
         return _prompt_row(number, str(number), record, {}, recipe)
     name = str(record.pop("custom_id", record.pop("id", number)))
@@ -168,19 +168,19 @@ def _json_row(line: RawLine, recipe: Recipe) -> Row:
     if recipe.template is not None or recipe.column is not None:
         return _table_row(number, record, recipe, name=name)
     if "prompt" not in record:
-        return Row(number, name, problem="This line has neither messages nor a prompt.")
+        return BulkRow(number, name, problem="This line has neither messages nor a prompt.")
     return _prompt_row(number, name, record.pop("prompt"), record, recipe)
 
 
-def _table_row(number: int, record: Mapping[Any, Any], recipe: Recipe, *, name: str | None = None) -> Row:
+def _table_row(number: int, record: Mapping[Any, Any], recipe: RowRecipe, *, name: str | None = None) -> BulkRow:
     name = name or _name(record, number)
     if MORE_CELLS in record:
-        return Row(number, name, problem="This record has more cells than there are columns.")
+        return BulkRow(number, name, problem="This record has more cells than there are columns.")
     column, template = recipe.column or "prompt", recipe.template
     wanted = [column] if template is None else _PLACE.findall(template)
     missing = [each for each in wanted if each not in record]
     if missing:
-        return Row(number, name, problem=f"No column {missing[0]!r}; there are: {', '.join(map(str, record))}.")
+        return BulkRow(number, name, problem=f"No column {missing[0]!r}; there are: {', '.join(map(str, record))}.")
     prompt = (
         _PLACE.sub(lambda place: _cell(record, place[1]), template) if template is not None else _cell(record, column)
     )
@@ -197,7 +197,7 @@ def _name(record: Mapping[Any, Any], number: int) -> str:
     return str(next((each for each in own if each not in (None, "")), number))
 
 
-def _prompt_row(number: int, name: str, prompt: Any, fields: Mapping[str, Any], recipe: Recipe) -> Row:
+def _prompt_row(number: int, name: str, prompt: Any, fields: Mapping[str, Any], recipe: RowRecipe) -> BulkRow:
     if recipe.is_raw or not isinstance(prompt, str):
         return _row(number, name, "/v1/completions", {"prompt": prompt, **fields}, recipe)
     messages = [{"role": "user", "content": prompt}]
@@ -206,5 +206,5 @@ def _prompt_row(number: int, name: str, prompt: Any, fields: Mapping[str, Any], 
     return _row(number, name, "/v1/chat/completions", {"messages": messages, **fields}, recipe)
 
 
-def _row(number: int, name: str, endpoint: Endpoint, body: Mapping[str, Any], recipe: Recipe) -> Row:
-    return Row(number, name, endpoint, msgspec.json.encode({"model": recipe.model, **recipe.fields, **body}))
+def _row(number: int, name: str, endpoint: Endpoint, body: Mapping[str, Any], recipe: RowRecipe) -> BulkRow:
+    return BulkRow(number, name, endpoint, msgspec.json.encode({"model": recipe.model, **recipe.fields, **body}))

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from api.bulk.output import BulkOutput, OutputLine
-from api.bulk.rows import Row
+from api.bulk.rows import BulkRow
 from api.calls.client import TextClient
-from api.calls.retrying import Answered, Patience, PatientCall
+from api.calls.retrying import AnsweredCall, Patience, PatientCall
 from api.errors import ApiError
 from api.openai.schemas import Usage
 
@@ -84,7 +84,7 @@ class Bulk:
     def __post_init__(self) -> None:
         self._room = asyncio.Semaphore(self.in_flight * HELD_PER_SLOT)
 
-    async def run(self, rows: Iterator[Row]) -> None:
+    async def run(self, rows: Iterator[BulkRow]) -> None:
         """Answer every row that is not answered yet. Cancelled, it leaves what is in flight to `abandon`."""
         slots = asyncio.Semaphore(self.in_flight)
         async with asyncio.TaskGroup() as group:
@@ -102,7 +102,7 @@ class Bulk:
         self.output.renew()
         await asyncio.gather(*(call.cancel("client") for call in calls))
 
-    async def _answer(self, row: Row, slots: asyncio.Semaphore) -> None:
+    async def _answer(self, row: BulkRow, slots: asyncio.Semaphore) -> None:
         if row.problem:
             self._put(OutputLine(row.number, row.name, error={"message": row.problem, "code": "invalid_row"}))
             slots.release()
@@ -119,7 +119,7 @@ class Bulk:
         del self._calls[row.number]
         slots.release()
 
-    def _line(self, row: Row, answered: Answered) -> OutputLine:
+    def _line(self, row: BulkRow, answered: AnsweredCall) -> OutputLine:
         usage, reasons = answered.whole.usage, answered.whole.reasons
         if "cancelled" in reasons:
             shown = {"message": "The request was cancelled.", "code": "request_cancelled"}

@@ -14,8 +14,8 @@ import msgspec
 from msgspec import structs
 
 from api.calls.collect import collect
-from api.calls.prepare import Job, Work
-from api.calls.stream import Answer, Choice, Chores, Delta, Fault
+from api.calls.prepare import ChoiceRequest, PreparedCall
+from api.calls.stream import Answer, BackgroundTasks, CallFault, Choice, Delta
 from api.openai.formats import ChatFormat, CompletionFormat, Format, sum_usage
 from api.openai.schemas import Chat, Completion, Usage
 from api.text.detokenizer import TextRules
@@ -47,7 +47,7 @@ class Reading:
     """What it takes to read a call's tokens as text."""
 
     endpoint: Endpoint
-    job: Job
+    job: PreparedCall
     bundle: Bundle
     eos_token_ids: frozenset[int]
 
@@ -76,7 +76,7 @@ class Reading:
 class TextCall:
     """One call, for one reader: read it once, as a stream or whole. Leaving it unread leaves it running."""
 
-    def __init__(self, reading: Reading, handles: Sequence[Handle], chores: Chores) -> None:
+    def __init__(self, reading: Reading, handles: Sequence[Handle], chores: BackgroundTasks) -> None:
         self._reading = reading
         self._handles = handles
         self._chores = chores
@@ -86,7 +86,7 @@ class TextCall:
         return self._reading.job.id
 
     @property
-    def job(self) -> Job:
+    def job(self) -> PreparedCall:
         return self._reading.job
 
     async def whole(self) -> Whole:
@@ -116,7 +116,7 @@ class TextCall:
                     match item:
                         case Delta() if item.text:
                             yield TextDelta(item.choice, item.text)
-                        case Fault(error):
+                        case CallFault(error):
                             raise error
 
     async def cancel(self, cause: Cause = "client") -> None:
@@ -191,8 +191,8 @@ def decode_note(data: bytes) -> Note:
 
 def reading_of(note: Note, bundle: Bundle) -> Reading:
     """The call behind a note."""
-    works = [Work(request, _ticket(request), None) for request in note.requests]
-    job = Job(
+    works = [ChoiceRequest(request, _ticket(request), None) for request in note.requests]
+    job = PreparedCall(
         id=note.id,
         created_s=note.created_s,
         model=note.model,

@@ -17,8 +17,8 @@ import msgspec
 
 from api.calls.call import Endpoint, Reading, TextCall, decode_note, note_of, reading_of
 from api.calls.idempotency import said_by
-from api.calls.prepare import Order, Payer, Work, chat_job, completion_job, idempotency_of
-from api.calls.stream import Chores
+from api.calls.prepare import ApiKeyOwner, ChoiceRequest, Order, chat_job, completion_job, idempotency_of
+from api.calls.stream import BackgroundTasks
 from api.errors import BadRequestError
 from api.fleet.backend import RedisBackend
 from api.fleet.catalog import Catalog
@@ -40,7 +40,7 @@ _COMPLETION = msgspec.json.Decoder(CompletionRequest)
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class QueueOptions:
     """On which terms a call is queued."""
 
     priority: Priority = "offline"
@@ -58,7 +58,7 @@ class Terms:
     """Whether it can be fetched by its id alone, see `TextClient.fetch`."""
 
 
-OFFLINE = Terms()
+OFFLINE = QueueOptions()
 
 
 class TextClient:
@@ -69,7 +69,7 @@ class TextClient:
         self.client = client
         self.catalog = Catalog(backend, age_s=1.0, lane_grace_s=lane_grace_s, stall_s=120.0)
         self._bundles = Bundles(backend.tokenizer_files)
-        self._chores = Chores()
+        self._chores = BackgroundTasks()
 
     @classmethod
     async def open(cls, redis_url: str) -> TextClient:
@@ -88,20 +88,20 @@ class TextClient:
         await self.close()
 
     async def chat(
-        self, messages: Sequence[Mapping[str, Any]], *, model: str, terms: Terms = OFFLINE, **fields: Any
+        self, messages: Sequence[Mapping[str, Any]], *, model: str, terms: QueueOptions = OFFLINE, **fields: Any
     ) -> TextCall:
         """Queue a conversation; `fields` are those of POST /v1/chat/completions. Raises: as `submit`."""
         body = msgspec.json.encode({"model": model, "messages": messages, **fields})
         return await self.submit("/v1/chat/completions", body, terms)
 
     async def complete(
-        self, prompt: str | Sequence[str] | Sequence[int], *, model: str, terms: Terms = OFFLINE, **fields: Any
+        self, prompt: str | Sequence[str] | Sequence[int], *, model: str, terms: QueueOptions = OFFLINE, **fields: Any
     ) -> TextCall:
         """Queue a text to go on with; `fields` are those of POST /v1/completions. Raises: as `submit`."""
         body = msgspec.json.encode({"model": model, "prompt": prompt, **fields})
         return await self.submit("/v1/completions", body, terms)
 
-    async def submit(self, endpoint: Endpoint, body: bytes, terms: Terms = OFFLINE) -> TextCall:
+    async def submit(self, endpoint: Endpoint, body: bytes, terms: QueueOptions = OFFLINE) -> TextCall:
         """Queue the body of an HTTP call.
 
         Raises:
@@ -127,7 +127,7 @@ class TextClient:
             raise
         return TextCall(reading, handles, self._chores)
 
-    async def join(self, endpoint: Endpoint, body: bytes, terms: Terms) -> TextCall:
+    async def join(self, endpoint: Endpoint, body: bytes, terms: QueueOptions) -> TextCall:
         """Read the call that has `terms.call_id`, which was submitted with this body or one that means the same.
 
         Raises: as `submit`.
@@ -152,7 +152,7 @@ class TextClient:
         handles = [self.client.attach(each.id, has_logprobs=note.has_logprobs) for each in note.requests]
         return TextCall(reading, handles, self._chores)
 
-    async def _prepare(self, endpoint: Endpoint, data: bytes, terms: Terms) -> tuple[Reading, str]:
+    async def _prepare(self, endpoint: Endpoint, data: bytes, terms: QueueOptions) -> tuple[Reading, str]:
         body = _parse(endpoint, data)
         if body.stream:
             raise BadRequestError(
@@ -160,7 +160,7 @@ class TextClient:
             )
         route = await self.catalog.route(body.model, body.numerics_profile)
         bundle = await self._bundles.get(route.card.tokenizer)
-        payer, order = Payer(terms.key_id), Order(terms.call_id, terms.priority)
+        payer, order = ApiKeyOwner(terms.key_id), Order(terms.call_id, terms.priority)
         if isinstance(body, ChatRequest):
             job = await chat_job(body, route, bundle, payer, order=order)
         else:
@@ -168,7 +168,7 @@ class TextClient:
         reading = Reading(endpoint, job, bundle, frozenset(route.card.eos_token_ids))
         return reading, route.card.tokenizer
 
-    async def _accept(self, work: Work, index: int, terms: Terms, said: str) -> Handle:
+    async def _accept(self, work: ChoiceRequest, index: int, terms: QueueOptions, said: str) -> Handle:
         return await self.client.submit(
             work.request,
             work.ticket,
@@ -184,7 +184,7 @@ def _parse(endpoint: Endpoint, data: bytes) -> ChatRequest | CompletionRequest:
     return parse(data, _CHAT) if endpoint == "/v1/chat/completions" else parse(data, _COMPLETION)
 
 
-def _note_ttl_ms(terms: Terms) -> int:
+def _note_ttl_ms(terms: QueueOptions) -> int:
     return _ms(terms.deadline_s) + _ms(terms.keep_s) + NOTE_MARGIN_MS
 
 

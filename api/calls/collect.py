@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from api.calls.stream import Answer, Delta, End, Fault, Prefill
+from api.calls.stream import Answer, CallFault, Delta, End, PrefillUpdate
 from api.errors import ApiError
 from api.openai.formats import WholeChoice
 
@@ -21,9 +21,9 @@ async def collect(answer: Answer, count: int) -> list[WholeChoice]:
                     choices[item.choice].add(item)
                 case End():
                     choices[item.choice].end = item
-                case Fault(error):
+                case CallFault(error):
                     raise error
-                case Prefill():
+                case PrefillUpdate():
                     pass
     if all(choice.reason == "deadline" and not choice.text for choice in choices):
         raise ApiError(

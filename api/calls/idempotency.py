@@ -15,7 +15,7 @@ from typing import Protocol
 import msgspec
 
 from api.errors import BadRequestError
-from api.fleet.backend import Handle
+from api.fleet.backend import RequestHandle
 from api.openai.schemas import GenerationRequest
 from broker.errors import BrokerUnavailableError
 from broker.scripts import Accepted
@@ -72,7 +72,7 @@ class Detached:
         self._detach_s = detach_s
         self._waits: set[asyncio.Task[None]] = set()
 
-    def hold(self, handle: Handle) -> KeyedHandle:
+    def hold(self, handle: RequestHandle) -> KeyedHandle:
         """The handle as answers read it."""
         return KeyedHandle(handle, self)
 
@@ -113,7 +113,7 @@ class Detached:
 class KeyedHandle:
     """One request that outlives its listener."""
 
-    def __init__(self, handle: Handle, detached: Detached) -> None:
+    def __init__(self, handle: RequestHandle, detached: Detached) -> None:
         self._handle = handle
         self._detached = detached
 

@@ -22,7 +22,7 @@ MAX_CHOICES = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Payer:
+class ApiKeyOwner:
     """Who asks, and what they may have."""
 
     key_id: str = ""
@@ -43,7 +43,7 @@ USUAL = Order()
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ChoiceRequest:
     """One choice of an answer: one request of the queue."""
 
     request: Request
@@ -52,14 +52,14 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class PreparedCall:
     """One HTTP call, ready to be submitted."""
 
     id: str
     created_s: int
     model: str
     fingerprint: str
-    works: Sequence[Work]
+    works: Sequence[ChoiceRequest]
     prompt_tokens: int
     """Tokens of all prompts, each counted once."""
     clamped_max_tokens: int | None
@@ -78,13 +78,15 @@ class _Plan:
     id: str
     body: GenerationRequest
     route: Route
-    payer: Payer
+    payer: ApiKeyOwner
     order: Order
     max_tokens: int | None
     top_logprobs: int | None
 
 
-async def chat_job(body: ChatRequest, route: Route, bundle: Bundle, payer: Payer, *, order: Order = USUAL) -> Job:
+async def chat_job(
+    body: ChatRequest, route: Route, bundle: Bundle, payer: ApiKeyOwner, *, order: Order = USUAL
+) -> PreparedCall:
     """Raises: BadRequestError."""
     check_chat(body)
     prompt = await render(body, bundle)
@@ -104,8 +106,8 @@ async def chat_job(body: ChatRequest, route: Route, bundle: Bundle, payer: Payer
 
 
 async def completion_job(
-    body: CompletionRequest, route: Route, bundle: Bundle, payer: Payer, *, order: Order = USUAL
-) -> Job:
+    body: CompletionRequest, route: Route, bundle: Bundle, payer: ApiKeyOwner, *, order: Order = USUAL
+) -> PreparedCall:
     """Raises: BadRequestError."""
     check_completion(body)
     prompts = _prompts(body)
@@ -143,7 +145,7 @@ def idempotency_of(key: str | None, index: int, *, said: str, keep_s: float) -> 
     return Idempotency(hashlib.sha256(f"{index}:{key}".encode()).hexdigest(), int(keep_s * 1000), said)
 
 
-def _job(plan: _Plan, prompts: Sequence[Sequence[int]], *, param: str) -> Job:
+def _job(plan: _Plan, prompts: Sequence[Sequence[int]], *, param: str) -> PreparedCall:
     limits = [_room(plan, prompt, param=param) for prompt in prompts]
     _check_min_tokens(plan.body, most=min(limits))
     clamped = min(limits) if plan.max_tokens is not None and min(limits) < plan.max_tokens else None
@@ -154,7 +156,7 @@ def _job(plan: _Plan, prompts: Sequence[Sequence[int]], *, param: str) -> Job:
         for place, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
         for copy in range(copies)
     ]
-    return Job(
+    return PreparedCall(
         id=plan.id,
         created_s=int(time.time()),
         model=plan.body.model,
@@ -166,7 +168,7 @@ def _job(plan: _Plan, prompts: Sequence[Sequence[int]], *, param: str) -> Job:
     )
 
 
-def _work(plan: _Plan, prompt: Sequence[int], sampling: Sampling, *, max_tokens: int, index: int) -> Work:
+def _work(plan: _Plan, prompt: Sequence[int], sampling: Sampling, *, max_tokens: int, index: int) -> ChoiceRequest:
     body, card = plan.body, plan.route.card
     request = Request(
         id=plan.id if index == 0 else f"{plan.id}-{index}",
@@ -190,7 +192,7 @@ def _work(plan: _Plan, prompt: Sequence[int], sampling: Sampling, *, max_tokens:
         priority=plan.order.priority,
         key_id=plan.payer.key_id,
     )
-    return Work(request, ticket, sub_seed(body.seed, index))
+    return ChoiceRequest(request, ticket, sub_seed(body.seed, index))
 
 
 def stop_strings(stop: str | list[str] | None) -> tuple[bytes, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from api.calls.call import Endpoint, TextCall, Whole
-from api.calls.client import DAY_S, Terms, TextClient
+from api.calls.client import DAY_S, QueueOptions, TextClient
 from api.errors import ApiError, BusyError
 from broker.errors import BrokerUnavailableError, ConflictError, QueueFullError
 from broker.wire import Cause
@@ -41,7 +41,7 @@ class Patience:
     """Told what a call waits for, and the empty text once it does not."""
 
 
-class Answered(NamedTuple):
+class AnsweredCall(NamedTuple):
     call: TextCall
     whole: Whole
 
@@ -68,12 +68,12 @@ class PatientCall:
         """Its requests in the queue, none before it was accepted."""
         return () if self._call is None else [work.request.id for work in self._call.job.works]
 
-    async def run(self) -> Answered:
+    async def run(self) -> AnsweredCall:
         """Raises: ApiError when the body is refused, or the call failed for good."""
         while True:
             call = await self._submit()
             try:
-                return Answered(call, await call.whole())
+                return AnsweredCall(call, await call.whole())
             except ApiError as error:
                 if error.code not in AGAIN or self._attempt + 1 >= ATTEMPTS:
                     raise
@@ -102,7 +102,7 @@ class PatientCall:
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
     async def _accept(self) -> TextCall:
-        terms = Terms(
+        terms = QueueOptions(
             call_id=self.call_id,
             deadline_s=max(1.0, self._patience.remaining_s()),
             keep_s=self._patience.keep_s,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from api.errors import ApiError, from_failed, interrupted
-from api.fleet.backend import Handle
+from api.fleet.backend import RequestHandle
 from api.text.detokenizer import TextStream
 from broker.wire import Cause, Failed, Finished, Progress, Stats, Tokens, unpack_tokens
 
@@ -38,7 +38,7 @@ class Delta(NamedTuple):
     logprobs: Sequence[ShownToken] = ()
 
 
-class Prefill(NamedTuple):
+class PrefillUpdate(NamedTuple):
     choice: int
     done: int
     total: int
@@ -53,16 +53,16 @@ class End(NamedTuple):
     stats: Stats
 
 
-class Fault(NamedTuple):
+class CallFault(NamedTuple):
     """The call has failed; nothing follows."""
 
     error: ApiError
 
 
-Item = Delta | Prefill | End | Fault
+Item = Delta | PrefillUpdate | End | CallFault
 
 
-class Chores:
+class BackgroundTasks:
     """Work that must be done although nobody waits for it any more."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Choice:
     """One request of a call, accepted."""
 
     index: int
-    handle: Handle
+    handle: RequestHandle
     text: TextStream
     has_logprobs: bool = False
 
@@ -107,7 +107,7 @@ class Meter(Protocol):
 class Answer:
     """All choices of one call, read side by side. `release` must be called once, whatever happened."""
 
-    def __init__(self, choices: Sequence[Choice], chores: Chores, meter: Meter) -> None:
+    def __init__(self, choices: Sequence[Choice], chores: BackgroundTasks, meter: Meter) -> None:
         self._chores = chores
         self._meter = meter
         self.accepted = choices[-1].handle.accepted
@@ -155,7 +155,7 @@ class Answer:
     async def _pump(self, choice: Choice) -> None:
         try:
             async for item in self._read(choice):
-                is_last = isinstance(item, End | Fault)
+                is_last = isinstance(item, End | CallFault)
                 if is_last and self._open.pop(choice.index, None) is not None:
                     self._meter.ended(item.reason if isinstance(item, End) else "failed")
                 await self._items.put(item)  # waits for a slow reader, who may never come
@@ -163,7 +163,7 @@ class Answer:
                     self._unfinished.discard(choice.index)
         except Exception:
             logger.exception("an answer could not be read")
-            await self._items.put(Fault(ApiError("The answer could not be read.", code="internal_error")))
+            await self._items.put(CallFault(ApiError("The answer could not be read.", code="internal_error")))
 
     async def _read(self, choice: Choice) -> AsyncIterator[Item]:
         reader = _Reader(choice)
@@ -179,17 +179,17 @@ class Answer:
                         yield reader.end("stop", reader.count, Stats())
                         return
                 case Progress():
-                    yield Prefill(choice.index, event.done, event.total)
+                    yield PrefillUpdate(choice.index, event.done, event.total)
                 case Finished(cause=("listener" | "shutdown") as cause):
                     # Not this client's wish: it is there, and its answer breaks off.
-                    yield Fault(interrupted(cause))
+                    yield CallFault(interrupted(cause))
                 case Finished():
                     last = reader.finish(event)
                     if last.text or last.logprobs:
                         yield last
                     yield reader.end(event.reason, event.length, event.stats)
                 case Failed():
-                    yield Fault(from_failed(event))
+                    yield CallFault(from_failed(event))
 
 
 class _Reader:

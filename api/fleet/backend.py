@@ -46,8 +46,8 @@ class Fleet:
         return [former for former in alive if former.id not in self.silent]
 
 
-class Handle(Protocol):
-    """One accepted request; see `broker.client.client.Handle`."""
+class RequestHandle(Protocol):
+    """One accepted request; see `broker.client.client.RequestHandle`."""
 
     @property
     def accepted(self) -> Accepted: ...
@@ -79,7 +79,7 @@ class Backend(Protocol):
         retain_ms: int,
         quota: Quota,
         idempotency: Idempotency | None = None,
-    ) -> Handle:
+    ) -> RequestHandle:
         """Raises: RefusedError, BrokerUnavailableError."""
 
     async def keep(self, request_id: str, for_ms: int) -> None:
@@ -120,7 +120,7 @@ class RedisBackend:
         retain_ms: int,
         quota: Quota,
         idempotency: Idempotency | None = None,
-    ) -> Handle:
+    ) -> RequestHandle:
         return await self._client.submit(
             request,
             ticket,

@@ -58,7 +58,7 @@ class _Waits(msgspec.Struct, frozen=True):
 _waits_decoder = msgspec.json.Decoder(_Waits)
 
 
-class Pulse:
+class SilenceMonitor:
     """Sees who has fallen silent. Without a former nobody else does; and whether there is one is seen here, too."""
 
     def __init__(self, silent_s: float) -> None:
@@ -105,7 +105,7 @@ class Catalog:
         self._stalls = Watcher(stall_s / 2)
         self.stalled: frozenset[str] = frozenset()
         """Workers seen with active rows and without progress for too long."""
-        self._pulse = Pulse(silent_s)
+        self._pulse = SilenceMonitor(silent_s)
         self._look_every_s = silent_s / LOOKS
         self._refresh: asyncio.Task[Fleet] | None = None
         self._watch: asyncio.Task[None] | None = None

@@ -13,7 +13,7 @@ from litestar.types import ASGIApp
 from msgspec.structs import replace
 
 from api.batch.access import Offline, limit_of
-from api.calls.prepare import Payer
+from api.calls.prepare import ApiKeyOwner
 from api.errors import ApiError, BadRequestError
 from api.http.bodies import check_no_body, read_json
 from api.http.dependencies import HttpRequest, OurOffline, OurPayer
@@ -98,7 +98,7 @@ async def cancel_batch(request: HttpRequest, offline: OurOffline, payer: OurPaye
     return await _shown(offline, batch_id, payer)
 
 
-async def _page(offline: Offline, payer: Payer, *, after: str | None, limit: int) -> list[BatchRecord]:
+async def _page(offline: Offline, payer: ApiKeyOwner, *, after: str | None, limit: int) -> list[BatchRecord]:
     """Batches that still exist; ids of others are dropped, so that reading on from the last found comes to new ones."""
     index = keys.batches(payer.key_id)
     found: list[BatchRecord] = []
@@ -115,7 +115,7 @@ async def _page(offline: Offline, payer: Payer, *, after: str | None, limit: int
     return found
 
 
-async def _shown(offline: Offline, batch_id: str, payer: Payer) -> JsonResponse:
+async def _shown(offline: Offline, batch_id: str, payer: ApiKeyOwner) -> JsonResponse:
     (record,) = await _with_waits(offline, [await offline.batch(batch_id, payer)])
     return JsonResponse(encode_json(batch_object(record)))
 

@@ -11,12 +11,12 @@ from litestar import post
 from litestar.types import ASGIApp
 
 from api.calls.idempotency import HEADER, idempotency_key, said_by
-from api.calls.prepare import Job, Payer, chat_job, completion_job
+from api.calls.prepare import ApiKeyOwner, PreparedCall, chat_job, completion_job
 from api.calls.stream import Answer
 from api.errors import ApiError
 from api.http.bodies import read_json
 from api.http.dependencies import HttpRequest, OurPayer, OurServices
-from api.http.services import CHAT_DECODER, COMPLETION_DECODER, TIMEOUT_HEADER, Services, Terms, Way
+from api.http.services import CHAT_DECODER, COMPLETION_DECODER, TIMEOUT_HEADER, ResolvedModel, Services, SubmitOptions
 from api.http.sse import StreamedAnswer, WholeAnswer
 from api.openai.formats import ChatFormat, CompletionFormat, Format
 from api.openai.parsing import parse
@@ -48,24 +48,27 @@ async def create_completion(request: HttpRequest, services: OurServices, payer: 
 
 
 def terms_of(
-    request: HttpRequest, services: Services, payer: Payer, body: GenerationRequest, *, endpoint: str
-) -> Terms:
+    request: HttpRequest, services: Services, payer: ApiKeyOwner, body: GenerationRequest, *, endpoint: str
+) -> SubmitOptions:
     """What the headers ask for. Raises: BadRequestError."""
     timeout_ms = services.timeout_ms(request.headers.get(TIMEOUT_HEADER))
     key = idempotency_key(request.headers.get(HEADER))
-    return Terms(payer, endpoint, timeout_ms, key, said_by(body) if key is not None else "")
+    return SubmitOptions(payer, endpoint, timeout_ms, key, said_by(body) if key is not None else "")
 
 
 class Taken(NamedTuple):
     """What the queue has taken, or had taken before."""
 
-    way: Way
-    job: Job
+    way: ResolvedModel
+    job: PreparedCall
     answer: Answer
 
 
 async def take(
-    services: Services, body: GenerationRequest, terms: Terms, prepare: Callable[[Way], Awaitable[Job]]
+    services: Services,
+    body: GenerationRequest,
+    terms: SubmitOptions,
+    prepare: Callable[[ResolvedModel], Awaitable[PreparedCall]],
 ) -> Taken:
     """Submit a call, or find the one that its idempotency key names. Raises: ApiError, BrokerError."""
     way = await services.way(body)
@@ -76,11 +79,16 @@ async def take(
         for route in services.catalog.namesakes(way.route.card):
             with contextlib.suppress(ApiError, ConflictError):
                 bundle = await services.bundles.get(route.card.tokenizer)
-                return await _take(services, Way(route, bundle), terms, prepare)
+                return await _take(services, ResolvedModel(route, bundle), terms, prepare)
         raise
 
 
-async def _take(services: Services, way: Way, terms: Terms, prepare: Callable[[Way], Awaitable[Job]]) -> Taken:
+async def _take(
+    services: Services,
+    way: ResolvedModel,
+    terms: SubmitOptions,
+    prepare: Callable[[ResolvedModel], Awaitable[PreparedCall]],
+) -> Taken:
     job = await prepare(way)
     answer = await services.accept(job, way, terms)
     return Taken(way, replace(job, id=answer.call_id), answer)
@@ -90,8 +98,8 @@ async def _take(services: Services, way: Way, terms: Terms, prepare: Callable[[W
 class AcceptedCall:
     """A call the queue has taken, and how its answer looks."""
 
-    job: Job
-    payer: Payer
+    job: PreparedCall
+    payer: ApiKeyOwner
     answer: Answer
     style: Format
 

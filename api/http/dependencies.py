@@ -9,14 +9,14 @@ from litestar.datastructures import State
 from litestar.di import NamedDependency, Provide
 
 from api.batch.access import Offline
-from api.calls.prepare import Payer
+from api.calls.prepare import ApiKeyOwner
 from api.errors import ApiError
 from api.http.callers import host_name
 from api.http.services import Services
 
 HttpRequest: TypeAlias = Request[Any, Any, Any]
 OurServices: TypeAlias = NamedDependency[Services]
-OurPayer: TypeAlias = NamedDependency[Payer]
+OurPayer: TypeAlias = NamedDependency[ApiKeyOwner]
 OurOffline: TypeAlias = NamedDependency[Offline]
 
 
@@ -25,7 +25,7 @@ def provide_services(state: State) -> Services:
     return services
 
 
-def provide_payer(services: OurServices, request: HttpRequest) -> Payer:
+def provide_payer(services: OurServices, request: HttpRequest) -> ApiKeyOwner:
     """Raises: ApiError."""
     return services.payer(
         authorization=request.headers.get("authorization"), host=host_name(request.headers.get("host", ""))

@@ -11,7 +11,7 @@ from litestar.types import ASGIApp, HTTPResponseBodyEvent, HTTPResponseStartEven
 
 from api.batch.access import Offline, limit_of, not_found
 from api.batch.file_store import FileStore, chunks, content_path
-from api.calls.prepare import Payer
+from api.calls.prepare import ApiKeyOwner
 from api.errors import BadRequestError
 from api.http.bodies import check_no_body, read_decoded
 from api.http.dependencies import HttpRequest, OurOffline, OurPayer, OurServices
@@ -120,7 +120,7 @@ class ContentResponse:
             await asyncio.shield(asyncio.to_thread(file.close))
 
 
-async def _record(file_id: str, upload: Upload, offline: Offline, payer: Payer) -> FileRecord:
+async def _record(file_id: str, upload: Upload, offline: Offline, payer: ApiKeyOwner) -> FileRecord:
     purpose = upload.fields.get("purpose")
     if purpose != "batch":
         raise BadRequestError("purpose must be batch; files serve nothing else here.", param="purpose")
@@ -150,7 +150,7 @@ def _keep_s(fields: Mapping[str, str]) -> int:
 
 
 async def _page(
-    offline: Offline, payer: Payer, query: Mapping[str, str], *, limit: int, is_newest_first: bool
+    offline: Offline, payer: ApiKeyOwner, query: Mapping[str, str], *, limit: int, is_newest_first: bool
 ) -> list[FileRecord]:
     index, after, purpose = keys.files(payer.key_id), query.get("after"), query.get("purpose")
     found: list[FileRecord] = []

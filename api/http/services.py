@@ -11,12 +11,12 @@ import msgspec
 from api.auth import KeyRing
 from api.batch.access import Offline
 from api.calls.idempotency import Detached
-from api.calls.prepare import Job, Payer, idempotency_of
+from api.calls.prepare import ApiKeyOwner, PreparedCall, idempotency_of
 from api.calls.quota import check_fits, check_rest, whole_wait_s
-from api.calls.stream import Answer, Choice, Chores
+from api.calls.stream import Answer, BackgroundTasks, Choice
 from api.config import ApiConfig, is_loopback
 from api.errors import ApiError, BadRequestError, BusyError
-from api.fleet.backend import Backend, Handle
+from api.fleet.backend import Backend, RequestHandle
 from api.fleet.catalog import Catalog, Route
 from api.fleet.metrics import Metrics
 from api.http.callers import names_this_machine
@@ -39,7 +39,7 @@ FORESIGHT_AGE_S = 2.0
 """A wait may have been foreseen so long ago, and the line it was foreseen for be gone by now."""
 
 
-class Way(NamedTuple):
+class ResolvedModel(NamedTuple):
     """Where a request goes, and how its text is read."""
 
     route: Route
@@ -47,10 +47,10 @@ class Way(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class SubmitOptions:
     """On which terms a call enters the queue."""
 
-    payer: Payer
+    payer: ApiKeyOwner
     endpoint: str
     timeout_ms: int
     idempotency_key: str | None = None
@@ -72,10 +72,10 @@ class Services:
     """Files and batches; None where they are off."""
     detached: Detached | None = None
     """Requests under idempotency keys; None where they are off."""
-    chores: Chores = field(default_factory=Chores)
+    chores: BackgroundTasks = field(default_factory=BackgroundTasks)
     is_draining: bool = False
 
-    def payer(self, *, authorization: str | None, host: str) -> Payer:
+    def payer(self, *, authorization: str | None, host: str) -> ApiKeyOwner:
         """Who asks.
 
         A server without keys trusts whoever sits at this machine; a web page whose name was made to point here is
@@ -96,15 +96,15 @@ class Services:
             )
         return self.keys.payer(authorization)
 
-    async def way(self, body: GenerationRequest) -> Way:
+    async def way(self, body: GenerationRequest) -> ResolvedModel:
         """Where the request goes and how its text is read. Raises: ApiError, BrokerError."""
         if not self.backend.is_connected:
             raise BrokerUnavailableError("Redis does not answer, or the reply subscription is down")
         async with self.backend.while_answering():
             route = await self.catalog.route(body.model, body.numerics_profile)
-            return Way(route, await self.bundles.get(route.card.tokenizer))
+            return ResolvedModel(route, await self.bundles.get(route.card.tokenizer))
 
-    async def accept(self, job: Job, way: Way, terms: Terms) -> Answer:
+    async def accept(self, job: PreparedCall, way: ResolvedModel, terms: SubmitOptions) -> Answer:
         """Submit all requests of a call, or none. Raises: ApiError, BrokerError."""
         # What is asked again under its key may be there already, and then costs nothing.
         quota = terms.payer.quota if terms.idempotency_key is None else Quota()
@@ -130,10 +130,10 @@ class Services:
         meter = self.metrics.call(terms.endpoint, requests=len(choices), prompt_tokens=job.prompt_tokens)
         return Answer(choices, self.chores, meter)
 
-    def _wait_s(self, job: Job, way: Way) -> float | None:
+    def _wait_s(self, job: PreparedCall, way: ResolvedModel) -> float | None:
         return self.catalog.wait_s(way.route, job.works[0].ticket.priority)
 
-    def _check_wait(self, job: Job, way: Way, terms: Terms) -> None:
+    def _check_wait(self, job: PreparedCall, way: ResolvedModel, terms: SubmitOptions) -> None:
         """Refuse at once what would wait past its deadline. Raises: BusyError."""
         if terms.idempotency_key is not None:
             return  # it may have been accepted long ago
@@ -160,7 +160,7 @@ class Services:
         await self.catalog.close()
         await self.backend.close()
 
-    async def _submit(self, job: Job, terms: Terms, index: int) -> Handle:
+    async def _submit(self, job: PreparedCall, terms: SubmitOptions, index: int) -> RequestHandle:
         work, quota = job.works[index], terms.payer.quota
         try:
             handle = await self.backend.submit(
@@ -180,7 +180,7 @@ class Services:
             return handle
         return self.detached.hold(handle)
 
-    def _choice(self, index: int, handle: Handle, job: Job, way: Way) -> Choice:
+    def _choice(self, index: int, handle: RequestHandle, job: PreparedCall, way: ResolvedModel) -> Choice:
         request = job.works[index].request
         rules = TextRules(
             stops=request.stop,

@@ -10,8 +10,8 @@ from typing import Protocol
 from litestar.types import HTTPResponseBodyEvent, HTTPResponseStartEvent, Receive, Scope, Send
 
 from api.calls.collect import collect
-from api.calls.prepare import Job
-from api.calls.stream import Answer, Delta, End, Fault, Item, Prefill
+from api.calls.prepare import PreparedCall
+from api.calls.stream import Answer, CallFault, Delta, End, Item, PrefillUpdate
 from api.errors import ApiError
 from api.openai.formats import DONE, Format, comment, error_body, error_event, sum_usage
 from broker.wire import Cause
@@ -41,7 +41,14 @@ class StreamedAnswer:
     """Server-sent events: headers at once, comments in silence, one `[DONE]` if all went well."""
 
     def __init__(
-        self, answer: Answer, style: Format, job: Job, *, headers: Headers, keep_alive_s: float, has_usage: bool
+        self,
+        answer: Answer,
+        style: Format,
+        job: PreparedCall,
+        *,
+        headers: Headers,
+        keep_alive_s: float,
+        has_usage: bool,
     ) -> None:
         self._answer = answer
         self._style = style
@@ -63,7 +70,7 @@ class StreamedAnswer:
         sent_s = clock()
         while len(self._ends) < len(self._job.works):
             items = await self._answer.next_items(max(0.0, sent_s + self._keep_alive_s - clock()))
-            if (fault := next((item for item in items if isinstance(item, Fault)), None)) is not None:
+            if (fault := next((item for item in items if isinstance(item, CallFault)), None)) is not None:
                 before = items[: items.index(fault)]
                 await send(_body(self._frames(before) + error_event(fault.error), more=False))
                 return
@@ -87,17 +94,17 @@ class StreamedAnswer:
             case End():
                 self._ends.append(item)
                 return self._style.end(item)
-            case Prefill(_, done, total):
+            case PrefillUpdate(_, done, total):
                 self._progress = f"prefill {done}/{total}"
                 return b""
-            case Fault():
+            case CallFault():
                 return b""
 
 
 class WholeAnswer:
     """One JSON body once everything has ended."""
 
-    def __init__(self, answer: Answer, style: Format, job: Job, *, headers: Headers) -> None:
+    def __init__(self, answer: Answer, style: Format, job: PreparedCall, *, headers: Headers) -> None:
         self._answer = answer
         self._style = style
         self._job = job

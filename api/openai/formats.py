@@ -9,7 +9,7 @@ from typing import Protocol
 
 from msgspec import UNSET, UnsetType
 
-from api.calls.prepare import Job
+from api.calls.prepare import PreparedCall
 from api.calls.stream import Delta, End, ShownToken
 from api.errors import ApiError
 from api.openai.schemas import (
@@ -97,7 +97,7 @@ class WholeChoice:
 class ChatFormat:
     """POST /v1/chat/completions."""
 
-    def __init__(self, job: Job, text: TokenizerText, *, has_usage: bool) -> None:
+    def __init__(self, job: PreparedCall, text: TokenizerText, *, has_usage: bool) -> None:
         self._job = job
         self._usage_field: None | UnsetType = None if has_usage else UNSET
         self._names = [TokenNames(text) for _ in job.works]
@@ -142,7 +142,7 @@ class ChatFormat:
 class CompletionFormat:
     """POST /v1/completions."""
 
-    def __init__(self, job: Job, text: TokenizerText, *, has_usage: bool) -> None:
+    def __init__(self, job: PreparedCall, text: TokenizerText, *, has_usage: bool) -> None:
         self._job = job
         self._usage_field: None | UnsetType = None if has_usage else UNSET
         self._names = [TokenNames(text) for _ in job.works]
@@ -186,7 +186,7 @@ class CompletionFormat:
         )
 
 
-def sum_usage(job: Job, ends: Sequence[End]) -> Usage:
+def sum_usage(job: PreparedCall, ends: Sequence[End]) -> Usage:
     """Usage of a whole call; each prompt counts once, every completion in full."""
     completion = sum(end.completion_tokens for end in ends)
     engine = _engine_usage([end.stats for end in ends])

@@ -20,7 +20,7 @@ from broker.client.replies import Inbox, ReplyHub
 from broker.connection.connect import CONNECTIONS_MAX, answered_within, connect, translated
 from broker.connection.entrance import check_server
 from broker.errors import BrokerUnavailableError
-from broker.outage import TICK_S, SilenceWatch
+from broker.outage import TICK_S, OutageWatch
 from broker.registry import Registry
 from broker.scripts import (
     DEFAULT_BOUNDS,
@@ -75,7 +75,7 @@ class Client:
         self._silence_s = silence_s
         self._hub = ReplyHub(subscriber, keys.reply(self.id), on_restored=self.cancel_orphans)
         self._orphans: set[str] = set()
-        self._silence = SilenceWatch()
+        self._silence = OutageWatch()
         self._heart: asyncio.Task[None] | None = None
         self._ear: asyncio.Task[None] | None = None
 

@@ -44,7 +44,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerView:
+class WorkerState:
     """What the policy knows of an accepting worker."""
 
     id: str
@@ -58,10 +58,10 @@ class WorkerView:
 
 
 @dataclass(slots=True)
-class Room:
+class WorkerCapacity:
     """The room that is left on one worker."""
 
-    view: WorkerView
+    view: WorkerState
     free_rows: int
     free_tokens: int
     offline_left: int
@@ -110,7 +110,7 @@ class Room:
 class Pool:
     """The workers with free rows of one model and profile."""
 
-    rooms: list[Room]
+    rooms: list[WorkerCapacity]
     largest: int
     longest: int = 0
     """Cost of the longest request that waits for this pool; matters only where contexts differ."""
@@ -120,7 +120,7 @@ class Pool:
     def has_different_contexts(self) -> bool:
         return len({room.view.lane.max_context_tokens for room in self.rooms}) > 1
 
-    def find(self, each: Waiting, *, is_capped: bool) -> Room | None:
+    def find(self, each: Waiting, *, is_capped: bool) -> WorkerCapacity | None:
         """The emptiest worker that takes it; while longer ones wait, the one with the least context goes first."""
         if each.cost > self.largest and not each.is_suspect:
             return None
@@ -167,7 +167,7 @@ class Pool:
             self.rooms = [room for room in self.rooms if room not in filled] + dealt
 
 
-def _deal(room: Room, hand: Sequence[Waiting]) -> Room | None:
+def _deal(room: WorkerCapacity, hand: Sequence[Waiting]) -> WorkerCapacity | None:
     """The same room with another hand; None when it does not take it."""
     fresh = open_room(room.view, offline_left=0)
     for each in hand:
@@ -177,7 +177,7 @@ def _deal(room: Room, hand: Sequence[Waiting]) -> Room | None:
     return fresh
 
 
-def open_room(view: WorkerView, *, offline_left: int) -> Room:
+def open_room(view: WorkerState, *, offline_left: int) -> WorkerCapacity:
     """All the room that a worker has."""
     free_tokens = view.lane.max_context_tokens * view.free_rows if view.free_tokens is None else view.free_tokens
-    return Room(view, view.free_rows, free_tokens, offline_left, view.has_suspect, view.unproven_rows)
+    return WorkerCapacity(view, view.free_rows, free_tokens, offline_left, view.has_suspect, view.unproven_rows)

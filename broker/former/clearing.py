@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from broker import keys
 from broker.connection.connect import translated
 from broker.former.row_limits import RowLimits
-from broker.former.waiting import Entry, Line
+from broker.former.waiting import WaitingEntry, WaitingQueue
 from broker.scripts import Scripts
 from broker.wire import Failed
 
@@ -27,7 +27,7 @@ SWEEP_MAX = 100
 class Clearing:
     """One former's; works on its copy of the waiting streams and on the list of live requests."""
 
-    def __init__(self, client: Redis, scripts: Scripts, line: Line) -> None:
+    def __init__(self, client: Redis, scripts: Scripts, line: WaitingQueue) -> None:
         self._client = client
         self._scripts = scripts
         self._line = line
@@ -60,7 +60,7 @@ class Clearing:
                 logger.info("a request is too long for every worker: %s", message, extra={"request_id": each.ticket.id})
             self._line.drop(self._line.find([each.ticket.id]))
 
-    async def look_into(self, entry: Entry) -> bool:
+    async def look_into(self, entry: WaitingEntry) -> bool:
         """See whether an entry still stands whose request no script found waiting; returns whether it was dropped."""
         stream, entry_id = entry.key
         with translated():

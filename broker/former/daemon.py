@@ -25,16 +25,16 @@ from broker import keys, tasks
 from broker.connection.connect import connect, translated
 from broker.connection.entrance import check_server, enter
 from broker.errors import BrokerConfigError, BrokerError, BrokerUnavailableError
-from broker.former.capacity import Waiting, WorkerView
+from broker.former.capacity import Waiting, WorkerState
 from broker.former.clearing import Clearing
-from broker.former.failover import Takeover
-from broker.former.fair_share import Shares
-from broker.former.policy import Cohort, Plan, PolicyConfig, plan
-from broker.former.preemption import Crowd, YieldRules, give_way, places_of
+from broker.former.failover import Failover
+from broker.former.fair_share import FairShare
+from broker.former.policy import Cohort, FormingPlan, PolicyConfig, plan
+from broker.former.preemption import BusyWorker, PreemptionRules, give_way, places_of
 from broker.former.row_limits import RowLimits
 from broker.former.running_rows import RunningRows
-from broker.former.wait_estimates import Waits
-from broker.former.waiting import Line
+from broker.former.wait_estimates import WaitEstimates
+from broker.former.waiting import WaitingQueue
 from broker.heartbeats import Connection
 from broker.registry import DaemonRecord, Load, Registry
 from broker.scripts import Registration, Scripts
@@ -65,7 +65,7 @@ class FormerConfig:
 
 
 @dataclass(slots=True)
-class Tally:
+class FormerCounts:
     """What one former has sent since its start; goes with its heartbeat."""
 
     cohorts: int = 0
@@ -99,15 +99,15 @@ class Former:
         self._scripts = Scripts(commands)
         self._registry = Registry(commands)
         self._rows = RunningRows(commands)
-        self._line = Line(commands, monotonic=monotonic, wire=config.wire)
+        self._line = WaitingQueue(commands, monotonic=monotonic, wire=config.wire)
         self._clearing = Clearing(commands, self._scripts, self._line)
         self._limits = RowLimits()
-        self._takeover = Takeover(
+        self._takeover = Failover(
             commands, self._scripts, lease_s=config.lease_s, max_crashes=config.max_crashes, monotonic=monotonic
         )
-        self._shares = Shares()
-        self._tally = Tally()
-        self._waits = Waits()
+        self._shares = FairShare()
+        self._tally = FormerCounts()
+        self._waits = WaitEstimates()
         self._connection: Connection | None = None
         self._may_have_suspects = True
         """Whether what runs must be read although nothing returned waits: nobody may join a suspect."""
@@ -272,7 +272,7 @@ class Former:
         if not unplaced or not (load := await self._registry.load()).requests.get("offline"):
             return 0
         policy = self._config.policy
-        rules = YieldRules(self._line.now_ms, policy.offline_age_ms, policy.min_run_ms, policy.rows_per_key)
+        rules = PreemptionRules(self._line.now_ms, policy.offline_age_ms, policy.min_run_ms, policy.rows_per_key)
         crowds = await self._rows.crowds(await self._registry.workers())
         planned = plan(
             unplaced,
@@ -287,7 +287,7 @@ class Former:
         return sent
 
     async def _hand_back(
-        self, unplaced: Sequence[Waiting], crowds: Sequence[Crowd], rules: YieldRules, load: Load
+        self, unplaced: Sequence[Waiting], crowds: Sequence[BusyWorker], rules: PreemptionRules, load: Load
     ) -> None:
         """Where memory is short, or a worker cannot pause, offline rows return to the line."""
         yielded = give_way(unplaced, crowds, rules=rules, key_rows=load.key_rows)
@@ -299,7 +299,7 @@ class Former:
             with translated():  # else workers learn of it only when their step is over
                 await self._commands.publish(keys.CONTROL, "yield")
 
-    async def _views(self, workers: Sequence[DaemonRecord]) -> list[WorkerView]:
+    async def _views(self, workers: Sequence[DaemonRecord]) -> list[WorkerState]:
         """Workers for the policy. Reading what runs costs a round trip and matters only for suspects and shares."""
         is_shared = self._config.policy.offline_share < 1 and self._line.has_any(keys.WAIT_OFFLINE)
         has_returned = self._line.has_any(keys.WAIT_RETURNED)
@@ -356,12 +356,12 @@ class Former:
             self._is_registered = False
 
 
-def _without(unplaced: Sequence[Waiting], planned: Plan) -> list[Waiting]:
+def _without(unplaced: Sequence[Waiting], planned: FormingPlan) -> list[Waiting]:
     placed = {each.ordinal for cohort in planned.cohorts for each in cohort.waiting}
     return [each for each in unplaced if each.ordinal not in placed]
 
 
-def _behind(crowd: Crowd, planned: Plan) -> Crowd:
+def _behind(crowd: BusyWorker, planned: FormingPlan) -> BusyWorker:
     """The worker once it has what was sent to it."""
     sent = [each for cohort in planned.cohorts if cohort.worker_id == crowd.view.id for each in cohort.waiting]
     tokens = crowd.view.free_tokens

@@ -15,7 +15,7 @@ from broker.heartbeats import Connection, read_beats
 from broker.liveness import Watcher
 from broker.registry import DaemonRecord
 from broker.scripts import Scripts
-from broker.wire import Seat
+from broker.wire import Assignment
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ ROUNDS = 100
 """A worker whose rows do not run out in so many is left for the next step."""
 
 
-class Takeover:
+class Failover:
     """Watches every daemon, so that it knows who is dead when it is asked to act."""
 
     def __init__(
@@ -84,14 +84,14 @@ class Takeover:
             extra = {"request_id": request_id, "api": api_id}
             logger.info("nobody hears request %s any more: %s", request_id, outcome, extra=extra)
 
-    async def _hand_back(self, worker_id: str, seats: Sequence[Seat]) -> None:
+    async def _hand_back(self, worker_id: str, seats: Sequence[Assignment]) -> None:
         blamed = await self._rows.blamed(seats)
         for is_crash in (True, False):
             part = [seat for seat in seats if (seat.request_id in blamed) == is_crash]
             if part:
                 await self._hand_back_part(worker_id, part, is_crash=is_crash)
 
-    async def _hand_back_part(self, worker_id: str, seats: Sequence[Seat], *, is_crash: bool) -> None:
+    async def _hand_back_part(self, worker_id: str, seats: Sequence[Assignment], *, is_crash: bool) -> None:
         outcomes = await self._scripts.hand_back(worker_id, seats, is_crash=is_crash, max_crashes=self._max_crashes)
         for request_id, outcome in outcomes.items():
             level = logging.ERROR if outcome == "dead" else logging.INFO

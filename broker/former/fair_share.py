@@ -5,7 +5,7 @@ from __future__ import annotations
 _KEYS_KEPT = 1024
 
 
-class Shares:
+class FairShare:
     """Who had how much so far, on a virtual clock that only counts tokens given out.
 
     A key that was away starts where the others are now: it neither saves up for later nor pays for its past.
@@ -32,9 +32,9 @@ class Shares:
         self._now = max(self._now, middle)
         self._finish = {name: finish for name, finish in self._finish.items() if finish > self._now}
 
-    def copy(self) -> Shares:
+    def copy(self) -> FairShare:
         """The same shares, free to be changed."""
-        twin = Shares()
+        twin = FairShare()
         twin._now = self._now
         twin._finish = dict(self._finish)
         return twin

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from operator import attrgetter
 
-from broker.former.capacity import Pool, Room, Waiting, WorkerView, open_room
-from broker.former.fair_share import Shares
+from broker.former.capacity import Pool, Waiting, WorkerCapacity, WorkerState, open_room
+from broker.former.fair_share import FairShare
 
 _by_ordinal = attrgetter("ordinal")
 
@@ -51,7 +51,7 @@ class Cohort:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FormingPlan:
     cohorts: tuple[Cohort, ...] = ()
     wake_at_ms: int | None = None
     """When a cohort held for company must go at the latest."""
@@ -59,13 +59,13 @@ class Plan:
 
 def plan(
     waiting: Iterable[Waiting],
-    workers: Iterable[WorkerView],
+    workers: Iterable[WorkerState],
     *,
     now_ms: int,
     config: PolicyConfig,
-    shares: Shares | None = None,
+    shares: FairShare | None = None,
     key_rows: Mapping[str, int] | None = None,
-) -> Plan:
+) -> FormingPlan:
     """Match waiting requests with free rows.
 
     Args:
@@ -74,8 +74,8 @@ def plan(
     """
     pools = _pools(workers, config)
     if not pools:
-        return Plan()
-    round_ = _Round(pools, config, shares.copy() if shares else Shares(), dict(key_rows or {}))
+        return FormingPlan()
+    round_ = _Round(pools, config, shares.copy() if shares else FairShare(), dict(key_rows or {}))
     lines = _lines(waiting, pools, aged_before_ms=now_ms - config.offline_age_ms)
     for rank in _Rank:
         round_.serve(lines[rank], is_capped=rank is _Rank.AGED)
@@ -102,7 +102,7 @@ class _Round:
         self,
         pools: Mapping[tuple[str, str], Pool],
         config: PolicyConfig,
-        shares: Shares,
+        shares: FairShare,
         key_rows: dict[str, int],
     ) -> None:
         self._pools = pools
@@ -150,7 +150,7 @@ class _Round:
         return not bound or not key_id or self._key_rows.get(key_id, 0) < bound
 
 
-def _pools(workers: Iterable[WorkerView], config: PolicyConfig) -> dict[tuple[str, str], Pool]:
+def _pools(workers: Iterable[WorkerState], config: PolicyConfig) -> dict[tuple[str, str], Pool]:
     pools: dict[tuple[str, str], Pool] = {}
     for view in sorted((view for view in workers if view.free_rows > 0), key=attrgetter("id")):
         offline_rows = math.ceil(config.offline_share * view.lane.decode_batch_max)
@@ -203,7 +203,7 @@ def _let_aged_follow(lines: Mapping[_Rank, dict[str, list[Waiting]]], placed: se
             lines[_Rank.OFFLINE][key_id] = left + lines[_Rank.OFFLINE].get(key_id, [])
 
 
-def _release(rooms: Iterable[Room], now_ms: int, config: PolicyConfig) -> Plan:
+def _release(rooms: Iterable[WorkerCapacity], now_ms: int, config: PolicyConfig) -> FormingPlan:
     """Let cohorts go, except those that have free rows beside them and may still wait for company."""
     cohorts: list[Cohort] = []
     wake_at_ms: int | None = None
@@ -214,4 +214,4 @@ def _release(rooms: Iterable[Room], now_ms: int, config: PolicyConfig) -> Plan:
             wake_at_ms = ready_ms if wake_at_ms is None else min(wake_at_ms, ready_ms)
         else:
             cohorts.append(Cohort(room.view.id, tuple(room.taken)))
-    return Plan(tuple(cohorts), wake_at_ms)
+    return FormingPlan(tuple(cohorts), wake_at_ms)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from broker.former.capacity import Waiting, WorkerView
-from broker.wire import Seat
+from broker.former.capacity import Waiting, WorkerState
+from broker.wire import Assignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class OfflineRow:
     """A row that runs offline work, or is paused."""
 
     worker_id: str
-    seat: Seat
+    seat: Assignment
     cost: int
     """Most cache slots it can ever take."""
     committed: int
@@ -27,17 +27,17 @@ class OfflineRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Crowd:
+class BusyWorker:
     """A worker, full or not, and the offline rows on it."""
 
-    view: WorkerView
+    view: WorkerState
     offline: tuple[OfflineRow, ...] = ()
     held: int | None = None
     """Rows it leaves alone because they gave way not long ago; None: it cannot pause rows."""
 
 
 @dataclass(frozen=True, slots=True)
-class YieldRules:
+class PreemptionRules:
     """When a row need not give way."""
 
     now_ms: int
@@ -55,7 +55,7 @@ class YieldRules:
         return not self.has_aged(row) and not is_back
 
 
-def places_of(crowd: Crowd, rules: YieldRules) -> WorkerView:
+def places_of(crowd: BusyWorker, rules: PreemptionRules) -> WorkerState:
     """The worker as interactive work sees it: rows that can be paused are as good as free. FORM counts the same way."""
     if crowd.held is None:
         return crowd.view
@@ -64,7 +64,7 @@ def places_of(crowd: Crowd, rules: YieldRules) -> WorkerView:
 
 
 def give_way(
-    unplaced: Iterable[Waiting], crowds: Sequence[Crowd], *, rules: YieldRules, key_rows: Mapping[str, int]
+    unplaced: Iterable[Waiting], crowds: Sequence[BusyWorker], *, rules: PreemptionRules, key_rows: Mapping[str, int]
 ) -> list[OfflineRow]:
     """The rows that are handed back, those with the fewest tokens first, so that a request fits that does not now.
 
@@ -93,7 +93,7 @@ def give_way(
 class _Room:
     """What is left on one worker."""
 
-    def __init__(self, crowd: Crowd, rules: YieldRules) -> None:
+    def __init__(self, crowd: BusyWorker, rules: PreemptionRules) -> None:
         self._view = crowd.view
         self._free_rows = places_of(crowd, rules).free_rows
         self._free_tokens = crowd.view.free_tokens

@@ -9,10 +9,10 @@ from redis.asyncio import Redis
 
 from broker import keys
 from broker.connection.connect import translated
-from broker.former.capacity import WorkerView
-from broker.former.preemption import Crowd, OfflineRow
+from broker.former.capacity import WorkerState
+from broker.former.preemption import BusyWorker, OfflineRow
 from broker.registry import DaemonRecord
-from broker.wire import Seat
+from broker.wire import Assignment
 
 PROVEN_BY = 8
 """Tokens after which a row that nobody handed back is thought harmless; HAND_BACK has the same number."""
@@ -33,7 +33,7 @@ _CROWD_FIELDS = ("priority", "cost", "accepted_ms", "formed_ms", "suspect_below"
 
 
 class _CrowdState(NamedTuple):
-    seat: Seat
+    seat: Assignment
     priority: bytes | None
     cost: bytes | None
     accepted_ms: bytes | None
@@ -72,19 +72,19 @@ class RunningRows:
     def __init__(self, client: Redis) -> None:
         self._client = client
 
-    async def blamed(self, seats: Sequence[Seat]) -> frozenset[str]:
+    async def blamed(self, seats: Sequence[Assignment]) -> frozenset[str]:
         """The request ids against which the death of their owner counts: if there are suspects, those alone."""
         rows = await self._read([seat.request_id for seat in seats])
         suspects = frozenset(row.request_id for row in rows if row.is_suspect)
         return suspects or frozenset(row.request_id for row in rows)
 
-    async def views(self, workers: Sequence[DaemonRecord], *, with_rows: bool) -> list[WorkerView]:
+    async def views(self, workers: Sequence[DaemonRecord], *, with_rows: bool) -> list[WorkerState]:
         """Workers that take work as the policy sees them, full ones too; what runs on them only where asked for."""
         usable = [record for record in workers if record.is_accepting and not record.is_dead]
         running = await self._running(usable) if with_rows else [[] for _ in usable]
         return [view_of(record, rows) for record, rows in zip(usable, running, strict=True)]
 
-    async def crowds(self, workers: Sequence[DaemonRecord]) -> list[Crowd]:
+    async def crowds(self, workers: Sequence[DaemonRecord]) -> list[BusyWorker]:
         """Workers that take work, full ones too, with the offline rows that run on them."""
         usable = [record for record in workers if record.is_accepting and not record.is_dead]
         with translated():
@@ -92,7 +92,7 @@ class RunningRows:
             for record in usable:
                 pipe.hgetall(keys.rows(record.id))
             found = await pipe.execute() if usable else []
-            seats = [[Seat(name.decode(), int(attempt)) for name, attempt in rows.items()] for rows in found]
+            seats = [[Assignment(name.decode(), int(attempt)) for name, attempt in rows.items()] for rows in found]
             pipe = self._client.pipeline(transaction=False)
             for seat in (seat for of_worker in seats for seat in of_worker):
                 pipe.hmget(keys.state(seat.request_id), *_CROWD_FIELDS)
@@ -133,16 +133,16 @@ class RunningRows:
         ]
 
 
-def _crowd(record: DaemonRecord, states: Sequence[_CrowdState]) -> Crowd:
+def _crowd(record: DaemonRecord, states: Sequence[_CrowdState]) -> BusyWorker:
     rows = [state.running for state in states]
     offline = [state.offline_on(record.id) for state, row in zip(states, rows, strict=True) if row.is_offline]
-    return Crowd(view_of(record, rows), tuple(offline), record.held_rows)
+    return BusyWorker(view_of(record, rows), tuple(offline), record.held_rows)
 
 
-def view_of(record: DaemonRecord, rows: Sequence[RunningRow] = ()) -> WorkerView:
+def view_of(record: DaemonRecord, rows: Sequence[RunningRow] = ()) -> WorkerState:
     """A worker as the policy sees it."""
     assert record.lane is not None
-    return WorkerView(
+    return WorkerState(
         id=record.id,
         lane=record.lane,
         free_rows=record.free_rows,

@@ -49,7 +49,7 @@ class _Pace:
             self.given.clear()
 
 
-class Waits:
+class WaitEstimates:
     """The estimates of one former."""
 
     def __init__(self) -> None:

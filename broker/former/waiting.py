@@ -19,8 +19,7 @@ from broker import keys
 from broker.connection.connect import translated
 from broker.errors import WireError
 from broker.former.capacity import Waiting
-from broker.former.windows import WINDOW, Beyond, EntryKey, StreamView, line_of
-from broker.former.windows import Line as LineName
+from broker.former.windows import WINDOW, Beyond, EntryKey, QueueName, StreamView, line_of
 from broker.wire import WIRE_VERSION, Ticket, decode_ticket
 
 STREAMS = (keys.WAIT_RETURNED, keys.WAIT_INTERACTIVE, keys.WAIT_OFFLINE)
@@ -35,7 +34,7 @@ _MIN_WIRE_AT = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class WaitingEntry:
     """One waiting entry, read."""
 
     key: EntryKey
@@ -61,12 +60,12 @@ class _Reading(NamedTuple):
     """One page to be read."""
 
     stream: StreamView
-    line: LineName | None
+    line: QueueName | None
     """The line that is read on; None: what is new in the stream."""
     min_id: str
 
 
-class Line:
+class WaitingQueue:
     """The waiting requests, as far as this former knows."""
 
     def __init__(
@@ -91,7 +90,7 @@ class Line:
         self.now_ms = 0
         self.unreadable: dict[EntryKey, Unreadable] = {}
         self._streams = {name: StreamView(name, self._window) for name in STREAMS}
-        self._entries: dict[EntryKey, Entry] = {}
+        self._entries: dict[EntryKey, WaitingEntry] = {}
         self._by_request: dict[str, list[EntryKey]] = {}
         self._deadlines: list[tuple[int, EntryKey]] = []
 
@@ -118,13 +117,13 @@ class Line:
         """What waits besides."""
         return [beyond for stream in self._streams.values() for beyond in stream.beyond()]
 
-    def find(self, request_ids: Iterable[str]) -> list[Entry]:
+    def find(self, request_ids: Iterable[str]) -> list[WaitingEntry]:
         """The entries of these requests."""
         return [self._entries[key] for request_id in request_ids for key in self._by_request.get(request_id, ())]
 
-    def overdue(self) -> list[Entry]:
+    def overdue(self) -> list[WaitingEntry]:
         """Entries whose deadline has passed, a bounded number; each is returned until it is dropped."""
-        found: list[Entry] = []
+        found: list[WaitingEntry] = []
         while self._deadlines and self._deadlines[0][0] <= self.now_ms and len(found) < OVERDUE_MAX:
             _, key = heapq.heappop(self._deadlines)
             if key in self._entries:
@@ -133,7 +132,7 @@ class Line:
             heapq.heappush(self._deadlines, (entry.deadline_ms, entry.key))
         return found
 
-    def drop(self, entries: Iterable[Entry]) -> None:
+    def drop(self, entries: Iterable[WaitingEntry]) -> None:
         """These no longer wait."""
         for entry in entries:
             self._forget(entry.key)
@@ -177,7 +176,7 @@ class Line:
             self._add(stream, raw_id.decode(), raw)
         stream.has_more = len(page) == self._page
 
-    def _read_on(self, stream: StreamView, line: LineName, page: _Page) -> None:
+    def _read_on(self, stream: StreamView, line: QueueName, page: _Page) -> None:
         if line not in stream.windows:
             return
         for raw_id, raw in page:
@@ -209,7 +208,7 @@ class Line:
         elif stream.take(key, entry.waiting):
             self._keep(entry)
 
-    def _parse(self, key: EntryKey, raw: Mapping[bytes, bytes]) -> Entry | None:
+    def _parse(self, key: EntryKey, raw: Mapping[bytes, bytes]) -> WaitingEntry | None:
         """An entry, read; None when it was set aside because no version can read it."""
         try:
             return _read(key, raw, self._wire)
@@ -217,7 +216,7 @@ class Line:
             self.unreadable[key] = Unreadable(key, raw, str(error))
             return None
 
-    def _keep(self, entry: Entry) -> None:
+    def _keep(self, entry: WaitingEntry) -> None:
         self._entries[entry.key] = entry
         self._by_request.setdefault(entry.request_id, []).append(entry.key)
         heapq.heappush(self._deadlines, (entry.deadline_ms, entry.key))
@@ -244,7 +243,7 @@ class Line:
         self._forget(unreadable.key)
 
 
-def _read(key: EntryKey, raw: Mapping[bytes, bytes], wire: int) -> Entry:
+def _read(key: EntryKey, raw: Mapping[bytes, bytes], wire: int) -> WaitingEntry:
     try:
         request_id, deadline_ms = raw[b"id"].decode(), int(raw[b"deadline_ms"])
         ticket = _ticket(raw[b"ticket"], wire)
@@ -255,7 +254,7 @@ def _read(key: EntryKey, raw: Mapping[bytes, bytes], wire: int) -> Entry:
         raise WireError("a waiting entry has a field that cannot be read") from None  # its text would quote the field
     if ticket is not None and ticket.id != request_id:
         raise WireError("a waiting entry carries the ticket of another request")
-    return Entry(key, request_id, deadline_ms, waiting)
+    return WaitingEntry(key, request_id, deadline_ms, waiting)
 
 
 def _waiting(key: EntryKey, raw: Mapping[bytes, bytes], ticket: Ticket) -> Waiting:

@@ -21,12 +21,12 @@ CAPACITY = 30_000
 REFILLS = 4
 """Lines of one stream that are read on in one round."""
 
-Line = Hashable
-NEWER: Line = "newer"
+QueueName = Hashable
+NEWER: QueueName = "newer"
 """The line of what only a newer former reads."""
 
 
-def line_of(waiting: Waiting | None) -> Line:
+def line_of(waiting: Waiting | None) -> QueueName:
     """The line in which a request waits; costs are alike up to a factor of two."""
     if waiting is None:
         return NEWER
@@ -77,7 +77,7 @@ class StreamView:
     has_more: bool = False
     """Whether there are entries behind `last_id`."""
     entry_keys: set[EntryKey] = field(default_factory=set)
-    windows: dict[Line, Window] = field(default_factory=dict)
+    windows: dict[QueueName, Window] = field(default_factory=dict)
     reloaded_s: float = float("-inf")
 
     @property
@@ -92,7 +92,7 @@ class StreamView:
         return not self.has_more and (self.length != kept if self.is_whole else self.length < kept)
 
     @property
-    def hungry(self) -> list[tuple[Line, str]]:
+    def hungry(self) -> list[tuple[QueueName, str]]:
         """The lines to be read on, the emptiest first, and from where."""
         if len(self.entry_keys) >= CAPACITY:
             return []
@@ -119,7 +119,7 @@ class StreamView:
         window.resume_id = window.resume_id or key.entry_id
         return False
 
-    def take_again(self, line: Line, key: EntryKey, waiting: Waiting | None) -> bool:
+    def take_again(self, line: QueueName, key: EntryKey, waiting: Waiting | None) -> bool:
         """Keep an entry of this line that was behind its window; returns False when the window is full again."""
         window, cost = self.windows[line], 0 if waiting is None else waiting.cost
         if not self._has_place(window):
@@ -130,7 +130,7 @@ class StreamView:
         self._keep(window, key, cost)
         return True
 
-    def read_on(self, line: Line, *, after_id: str | None) -> None:
+    def read_on(self, line: QueueName, *, after_id: str | None) -> None:
         """A page was read of what is behind a window, all of it up to this id; None: to the end."""
         window = self.windows[line]
         window.resume_id = None if after_id is None else f"({after_id}"
@@ -179,7 +179,7 @@ class StreamView:
     def _window_size(self) -> int:
         return max(min(LEAST, self.window), self.window // max(len(self.windows), 1))
 
-    def _drop_if_empty(self, line: Line, window: Window) -> None:
+    def _drop_if_empty(self, line: QueueName, window: Window) -> None:
         if not window.kept and window.resume_id is None:
             del self.windows[line]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 
-class Fed(NamedTuple):
+class ReleasedText(NamedTuple):
     """What one piece of text released."""
 
     safe: bytes
@@ -36,17 +36,17 @@ class StopMatcher:
         """Byte where the text ends; None while no stop string is complete."""
         return self._end
 
-    def feed(self, data: bytes, *, may_end: bool = True) -> Fed:
+    def feed(self, data: bytes, *, may_end: bool = True) -> ReleasedText:
         """Take the next bytes of the text. After a match nothing more is released.
 
         Where `may_end` is false, a stop string that is complete within these bytes counts for nothing; one that is
         complete behind them counts, wherever it begins.
         """
         if self._end is not None:
-            return Fed(b"", self._end)
+            return ReleasedText(b"", self._end)
         if not self._stops:
             self._shown += len(data)
-            return Fed(data, None)
+            return ReleasedText(data, None)
         text = self._held + data
         found = self._find(text, behind=len(self._held)) if may_end else None
         keep = found if found is not None else len(text) - self._possible(text)
@@ -54,7 +54,7 @@ class StopMatcher:
             self._end = self._shown + found
         self._shown += keep
         self._held = text[keep:]
-        return Fed(text[:keep], self._end)
+        return ReleasedText(text[:keep], self._end)
 
     def flush(self) -> bytes:
         """Release what was held back, because the text is over without a stop string."""

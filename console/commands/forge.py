@@ -25,7 +25,7 @@ from mtplx_core.models.fetch import default_model_dir
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from mtplx_core.forge.answers import Prompt
+    from mtplx_core.forge.answers import TrainingPrompt
     from mtplx_core.models.loader import LoadedModel
 
 _FOLDER = NewFolder()
@@ -167,7 +167,9 @@ def _load(model: str | None) -> LoadedModel:
     return load_model(model or settings.model or default_model_dir(cache_dir), cache_dir=cache_dir)
 
 
-def _answer(loaded: LoadedModel, prompts: Sequence[Prompt], folder: Path, *, max_tokens: int, rows: int) -> None:
+def _answer(
+    loaded: LoadedModel, prompts: Sequence[TrainingPrompt], folder: Path, *, max_tokens: int, rows: int
+) -> None:
     from mtplx_core.build import build_engine
     from mtplx_core.engine import Geometry, SchedulerMode
     from mtplx_core.forge.answers import collect_answers
@@ -180,10 +182,10 @@ def _answer(loaded: LoadedModel, prompts: Sequence[Prompt], folder: Path, *, max
     engine.close()
 
 
-def _prompts(loaded: LoadedModel, path: Path, temperatures: Sequence[float]) -> list[Prompt]:
+def _prompts(loaded: LoadedModel, path: Path, temperatures: Sequence[float]) -> list[TrainingPrompt]:
     """The file's prompts as the chat template renders them."""
     from api.text.chat_template import load_template
-    from mtplx_core.forge.answers import Prompt
+    from mtplx_core.forge.answers import TrainingPrompt
 
     template = load_template(loaded.tokenizer_files)
     if template is None:
@@ -194,7 +196,9 @@ def _prompts(loaded: LoadedModel, path: Path, temperatures: Sequence[float]) -> 
         raise click.UsageError(f"no prompts in {path}")
     rendered = [template.render([{"role": "user", "content": text}]) for text in texts]
     return [
-        Prompt(tuple(tokenizer.encode(text, add_special_tokens=False).ids), temperatures[place % len(temperatures)])
+        TrainingPrompt(
+            tuple(tokenizer.encode(text, add_special_tokens=False).ids), temperatures[place % len(temperatures)]
+        )
         for place, text in enumerate(rendered)
     ]
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from api.bulk.output import BulkOutput
-from api.bulk.rows import Recipe, Row, Source, count_rows, is_table, read_rows
+from api.bulk.rows import BulkRow, RowRecipe, Source, count_rows, is_table, read_rows
 from api.bulk.run import Bulk, BulkCounts
 from api.calls.client import TextClient
 from api.errors import ApiConfigError
@@ -42,8 +42,8 @@ class RunOptions:
     fields: Mapping[str, Any]
     source: Source = Source()
 
-    def recipe(self, model: str) -> Recipe:
-        return Recipe(model, self.column, self.template, self.is_raw, self.system, self.fields, self.source)
+    def recipe(self, model: str) -> RowRecipe:
+        return RowRecipe(model, self.column, self.template, self.is_raw, self.system, self.fields, self.source)
 
     def job(self, model: str) -> dict[str, Any]:
         """What must be the same for a run to be taken up again."""
@@ -92,7 +92,7 @@ async def _run(redis_url: str, options: RunOptions, *, total: int) -> int:
     return _report(output, bulk.counts, is_whole=is_whole, path=options.output)
 
 
-async def until_broken_off(bulk: Bulk, rows: Iterator[Row]) -> bool:
+async def until_broken_off(bulk: Bulk, rows: Iterator[BulkRow]) -> bool:
     """Return whether all rows were answered before Ctrl-C. Raises: OSError when the output cannot be written."""
     running = asyncio.create_task(bulk.run(rows), name="bulk")
     loop = asyncio.get_running_loop()
@@ -125,7 +125,7 @@ async def _only_model(text: TextClient) -> str:
     return models[0]
 
 
-def _checked(path: Path, rows: Iterator[Row], recipe: Recipe) -> Iterator[Row]:
+def _checked(path: Path, rows: Iterator[BulkRow], recipe: RowRecipe) -> Iterator[BulkRow]:
     """The rows; a table whose first row is wrong is wrong throughout."""
     first = next(rows, None)
     if first is None:

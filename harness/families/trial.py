@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mtplx_core.engine import Engine, Geometry, Row, Sampling, TokenLogprob
+from mtplx_core.engine import Engine, Geometry, Row, SamplingParams, TokenLogprob
 from mtplx_core.models.loader import LoadedModel
 from mtplx_core.models.own_call import logits_in_one_forward
 from mtplx_core.sampling.audit import audit
@@ -19,7 +19,7 @@ GEOMETRY = Geometry(decode_batch_max=3, max_context_tokens=64, depth=3, prefill_
 TOLERANCE = 2e-3
 """In nats: what a logprob may be off by the order of additions."""
 _STEPS_MAX = 400
-_SEEDED = Sampling(temperature=0.8, seed=7)
+_SEEDED = SamplingParams(temperature=0.8, seed=7)
 
 FIRST_ROWS = (
     Row("greedy", (10, 20, 30), 22, ignore_eos=True, top_logprobs=0),
@@ -27,7 +27,9 @@ FIRST_ROWS = (
 )
 LATE_ROWS = {
     3: Row("late", (70, 71, 72, 73, 70, 71, 72, 73, 70), 14, ignore_eos=True, top_logprobs=0),
-    12: Row("last", tuple(range(90, 120)), 8, Sampling(temperature=0.8, seed=11), ignore_eos=True, top_logprobs=0),
+    12: Row(
+        "last", tuple(range(90, 120)), 8, SamplingParams(temperature=0.8, seed=11), ignore_eos=True, top_logprobs=0
+    ),
 }
 """By the step before which they join; the first to end makes room for the last."""
 ROWS = (*FIRST_ROWS, *LATE_ROWS.values())

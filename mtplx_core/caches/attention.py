@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.base import scaled_dot_product_attention
 
-from mtplx_core.caches.forward import Run
+from mtplx_core.caches.forward import RowSpan
 from mtplx_core.caches.ragged_layer import RaggedLayer
 from mtplx_core.caches.rebinding import rebound
 
@@ -74,7 +74,7 @@ def is_on_gpu() -> bool:
 
 
 def _attend_run(
-    run: Run,
+    run: RowSpan,
     queries: mx.array,
     keys: mx.array,
     values: mx.array,

@@ -16,7 +16,7 @@ RUN_TOKENS = 256
 """Neighbouring rows whose lengths round up to the same multiple attend together; each run has a price of its own."""
 
 
-class Run(NamedTuple):
+class RowSpan(NamedTuple):
     """Neighbouring rows that attend to equally many keys."""
 
     start: int
@@ -33,7 +33,7 @@ class View(NamedTuple):
     """Number of places that take part, counted from the first one."""
     held: mx.array
     """Position that each of them holds once the forward has written, (rows or 1, attended) int32; below 0: none."""
-    runs: tuple[Run, ...]
+    runs: tuple[RowSpan, ...]
     """All rows, for attention that can leave out the places behind the rows' ends."""
 
 
@@ -72,7 +72,7 @@ class Forward:
         self._views: dict[int, View] = {}
         self._masks: dict[tuple[int, int | None], mx.array] = {}
         self._of_masks: dict[int, View] = {}
-        self._cuts: dict[int, tuple[mx.array, list[tuple[Run, mx.array]]]] = {}
+        self._cuts: dict[int, tuple[mx.array, list[tuple[RowSpan, mx.array]]]] = {}
         self._for_heads: dict[tuple[int, int], tuple[mx.array, mx.array]] = {}
         self._places: dict[tuple[int, ...], mx.array] = {}
 
@@ -98,7 +98,7 @@ class Forward:
             self._of_masks[id(mask)] = self.view(places)
         return self._masks[places, window]
 
-    def by_run(self, mask: mx.array, view: View) -> list[tuple[Run, mx.array]]:
+    def by_run(self, mask: mx.array, view: View) -> list[tuple[RowSpan, mx.array]]:
         """Cut a mask into runs, once for all layers that bring the same one.
 
         Args:
@@ -152,13 +152,13 @@ class Forward:
         return mx.contiguous(mx.broadcast_to(mask, (mask.shape[0], heads, *mask.shape[2:])))
 
 
-def _runs(lengths: Sequence[int], attended: int) -> tuple[Run, ...]:
+def _runs(lengths: Sequence[int], attended: int) -> tuple[RowSpan, ...]:
     """Every row gets a bucket by its own length alone, so that no neighbour's length changes its sums."""
-    runs: list[Run] = []
+    runs: list[RowSpan] = []
     for row, length in enumerate(lengths):
         own = min(-(-max(length, 1) // RUN_TOKENS) * RUN_TOKENS, attended)
         if runs and runs[-1].attended == own:
             runs[-1] = runs[-1]._replace(stop=row + 1)
         else:
-            runs.append(Run(row, row + 1, own))
+            runs.append(RowSpan(row, row + 1, own))
     return tuple(runs)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
-from mtplx_core.caches.forward import Forward, Run, View
+from mtplx_core.caches.forward import Forward, RowSpan, View
 
 
 class LayerShape(NamedTuple):
@@ -29,7 +29,7 @@ class LayerShape(NamedTuple):
         return self.heads * (self.key_size + self.value_size) * self.dtype.size
 
 
-class Batch(Protocol):
+class BatchCaches(Protocol):
     """The caches of all layers, as far as one layer must know them."""
 
     forward: Forward
@@ -43,7 +43,7 @@ class Batch(Protocol):
 class RaggedLayer:
     """One layer's keys and values, (slots, heads, places + sink, size), with mlx-lm's cache verbs."""
 
-    def __init__(self, batch: Batch, shape: LayerShape) -> None:
+    def __init__(self, batch: BatchCaches, shape: LayerShape) -> None:
         self._batch = batch
         self.shape = shape
         self.keys = mx.zeros((0, shape.heads, 0, shape.key_size), shape.dtype)
@@ -72,7 +72,7 @@ class RaggedLayer:
         return self._batch.forward.view(self.places)
 
     @property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[RowSpan, ...]:
         return self.view.runs
 
     def places_for(self, capacity: int) -> int:
@@ -88,7 +88,7 @@ class RaggedLayer:
     def make_mask(self, positions: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
         return self._batch.forward.mask(self.places, window_size)
 
-    def by_run(self, mask: mx.array) -> list[tuple[Run, mx.array]]:
+    def by_run(self, mask: mx.array) -> list[tuple[RowSpan, mx.array]]:
         """Return the runs behind a mask over all rows, each with what its rows see."""
         return self._batch.forward.by_run(mask, self.view)
 

@@ -44,7 +44,7 @@ class RecurrentShape(NamedTuple):
         return math.prod(self.window) * self.window_dtype.size + math.prod(self.state) * self.state_dtype.size
 
 
-class Forward(Protocol):
+class RecurrentForward(Protocol):
     """The forward being built, as far as a recurrent layer must know it."""
 
     @property
@@ -94,7 +94,7 @@ class RecurrentLayer:
     left_padding: mx.array | None = None
     """Both None: no row is ever padded, and without a mask the faster kernels are taken."""
 
-    def __init__(self, forward: Forward, shape: RecurrentShape, *, has_kernel: bool | None = None) -> None:
+    def __init__(self, forward: RecurrentForward, shape: RecurrentShape, *, has_kernel: bool | None = None) -> None:
         self.shape = shape
         self._forward = forward
         self.window = mx.zeros((0, *shape.window), shape.window_dtype)

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import RotatingKVCache
 
-from mtplx_core.caches.ragged_layer import Batch, LayerShape, RaggedLayer
+from mtplx_core.caches.ragged_layer import BatchCaches, LayerShape, RaggedLayer
 from mtplx_core.errors import EngineError
 
 
@@ -26,7 +26,7 @@ class WindowedLayer(RaggedLayer):
         ring: at least the window and all positions of a forward but one.
     """
 
-    def __init__(self, batch: Batch, shape: LayerShape, *, ring: int) -> None:
+    def __init__(self, batch: BatchCaches, shape: LayerShape, *, ring: int) -> None:
         super().__init__(batch, shape)
         assert shape.window is not None
         assert ring >= shape.window + batch.sink - 1

@@ -27,7 +27,7 @@ _by_priority = attrgetter("row.is_offline")
 _MASK64 = (1 << 64) - 1
 
 
-class Work(NamedTuple):
+class StepWork(NamedTuple):
     """What a step is about to do, for the pace to decide how long that takes."""
 
     decoding_rows: int
@@ -35,7 +35,7 @@ class Work(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ScriptedFault:
     """Something that goes wrong when a row would get its token at `position`.
 
     `row` ends that row with an error, as logits that are not finite do; `dead` makes the step raise
@@ -60,7 +60,7 @@ class Script:
     eos_token_id: int | None = None
     eos_position: Callable[[tuple[int, ...]], int | None] = lambda prompt: None
     """Position, by prompt, at which the end-of-sequence token stands."""
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[ScriptedFault, ...] = ()
 
 
 def scripted_token(prompt: Sequence[int], position: int, vocab_size: int, *, first_token: int = 0) -> int:
@@ -79,7 +79,7 @@ def scripted_completion(row: Row, script: Script) -> tuple[int, ...]:
 
 def sleeping_pace(
     step_s: float, *, prefill_token_s: float = 0.0, is_held: Callable[[], bool] = lambda: False
-) -> Callable[[Work], None]:
+) -> Callable[[StepWork], None]:
     """A pace in real time for processes that should look busy; tests in process pass their own callable.
 
     Args:
@@ -87,7 +87,7 @@ def sleeping_pace(
     """
     pause = threading.Event()
 
-    def pace(work: Work) -> None:
+    def pace(work: StepWork) -> None:
         pause.wait((step_s if work.decoding_rows else 0.0) + prefill_token_s * work.prefill_tokens)
         while is_held():
             pause.wait(_HELD_POLL_S)
@@ -116,7 +116,7 @@ class ScriptedEngine:
         geometry: Geometry,
         script: Script | None = None,
         *,
-        pace: Callable[[Work], None] | None = None,
+        pace: Callable[[StepWork], None] | None = None,
         hang: Callable[[], object] | None = None,
     ) -> None:
         self._geometry = geometry
@@ -160,7 +160,7 @@ class ScriptedEngine:
             return StepResult()
         prefill = self._prefill()
         decoding = [active for active in self._roster.active.values() if active.is_decoding]
-        self._pace(Work(len(decoding), sum(progress.fed for progress in prefill)))
+        self._pace(StepWork(len(decoding), sum(progress.fed for progress in prefill)))
         tokens: list[RowTokens] = []
         ends: list[RowEnd] = []
         for active in decoding:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mtplx_core.engine import Engine, Row, Sampling
+from mtplx_core.engine import Engine, Row, SamplingParams
 from mtplx_core.errors import ForgeError
 
 ANSWERS_PER_FILE = 256
@@ -25,7 +25,7 @@ OnAnswers = Callable[[int, int], None]
 """Answers there are, answers wanted."""
 
 
-class Prompt(NamedTuple):
+class TrainingPrompt(NamedTuple):
     """One prompt as the model is to see it."""
 
     tokens: tuple[int, ...]
@@ -76,7 +76,7 @@ def answer_files(folder: Path) -> list[Path]:
 
 
 def collect_answers(
-    engine: Engine, prompts: Sequence[Prompt], folder: Path, *, max_tokens: int, on_progress: OnAnswers
+    engine: Engine, prompts: Sequence[TrainingPrompt], folder: Path, *, max_tokens: int, on_progress: OnAnswers
 ) -> None:
     """Let `engine` answer what `folder` has no answer to yet, at the engine's full width.
 
@@ -99,14 +99,14 @@ def collect_answers(
 
 
 def _answer(
-    engine: Engine, prompts: Sequence[Prompt], todo: Iterator[int], *, max_tokens: int
+    engine: Engine, prompts: Sequence[TrainingPrompt], todo: Iterator[int], *, max_tokens: int
 ) -> Iterator[tuple[int, list[int]]]:
     """Prompt indexes with their answers, as they end."""
     answers: dict[str, list[int]] = {}
     while True:
         while engine.active_rows < engine.geometry.decode_batch_max and (index := next(todo, None)) is not None:
             prompt = prompts[index]
-            sampling = Sampling(temperature=prompt.temperature, seed=index)
+            sampling = SamplingParams(temperature=prompt.temperature, seed=index)
             engine.admit(Row(str(index), prompt.tokens, max_tokens, sampling))
             answers[str(index)] = []
         if not engine.active_rows:
@@ -120,7 +120,7 @@ def _answer(
             yield int(end.row_id), answers.pop(end.row_id)
 
 
-def _save(folder: Path, number: int, prompts: Sequence[Prompt], fresh: list[tuple[int, list[int]]]) -> Path:
+def _save(folder: Path, number: int, prompts: Sequence[TrainingPrompt], fresh: list[tuple[int, list[int]]]) -> Path:
     sequences = [[*prompts[index].tokens, *tokens] for index, tokens in fresh]
     path = folder / f"answers-{number:05d}.npz"
     save_arrays(

@@ -25,7 +25,7 @@ _HELD_OUT_EVERY = 16
 Phrase = tuple[int, ...]
 
 
-class Batch(NamedTuple):
+class LessonBatch(NamedTuple):
     """Pairs of some sequences, padded on the right."""
 
     hidden: mx.array
@@ -77,7 +77,7 @@ def held_out_lessons(shards: Sequence[Path], hold_out: HoldOut, *, limit: int) -
 
 def training_batches(
     shards: Sequence[Path], hold_out: HoldOut, *, positions: int, seed: int, opening: int
-) -> Iterator[tuple[float, Batch]]:
+) -> Iterator[tuple[float, LessonBatch]]:
     """One epoch over all that is not held out, in batches of about `positions` pairs; the same for the same seed.
 
     Each batch comes with the share of the epoch that lies behind it.
@@ -116,7 +116,7 @@ def batch_lessons(
     return groups
 
 
-def collate(lessons: Sequence[Lesson], *, opening: int = 0) -> Batch:
+def collate(lessons: Sequence[Lesson], *, opening: int = 0) -> LessonBatch:
     """Arrays of some sequences' pairs."""
     rows, positions = len(lessons), max(len(lesson.hidden) for lesson in lessons) - 1
     hidden = np.zeros((rows, positions + 1, lessons[0].hidden.shape[1]), np.float32)
@@ -133,7 +133,7 @@ def collate(lessons: Sequence[Lesson], *, opening: int = 0) -> Batch:
         logprobs[row, :pairs] = lesson.top_logprobs[1:]
         is_pair[row, opening:pairs] = True
         is_answer[row, max(lesson.answer_start - 2, 0) : pairs] = True
-    return Batch(*(mx.array(part) for part in (hidden, tokens, ids, logprobs, is_answer, is_pair)))
+    return LessonBatch(*(mx.array(part) for part in (hidden, tokens, ids, logprobs, is_answer, is_pair)))
 
 
 def shared_opening(lessons: Sequence[Lesson]) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mtplx_core.forge.lessons import Batch
+from mtplx_core.forge.lessons import LessonBatch
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +28,7 @@ class DraftTable:
 
 
 def draft_loss(
-    predicted: mx.array, batch: Batch, table: DraftTable, *, weights: mx.array, sharpness: float, scored: mx.array
+    predicted: mx.array, batch: LessonBatch, table: DraftTable, *, weights: mx.array, sharpness: float, scored: mx.array
 ) -> mx.array:
     """Cross-entropy of the head's distribution against the trunk's TOP tokens, a weighted mean over some pairs.
 
@@ -53,7 +53,7 @@ def draft_loss(
     return (losses * weight).sum() / mx.maximum(weight.sum(), 1.0)
 
 
-def state_loss(predicted: mx.array, batch: Batch, *, weights: mx.array) -> mx.array:
+def state_loss(predicted: mx.array, batch: LessonBatch, *, weights: mx.array) -> mx.array:
     """Smooth L1 between the head's output and the trunk's next hidden state, a weighted mean over pairs."""
     gap = mx.abs(predicted - batch.hidden[:, 1:])
     smooth = mx.where(gap < 1, 0.5 * gap * gap, gap - 0.5).mean(axis=-1)

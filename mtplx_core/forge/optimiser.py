@@ -20,7 +20,7 @@ _QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class LearningRates:
     """How far one step goes."""
 
     matrices: float
@@ -39,7 +39,9 @@ def start_state(weights: Arrays) -> Arrays:
     return state
 
 
-def apply(weights: Arrays, gradients: Arrays, state: Arrays, *, step: int, rates: Rates) -> tuple[Arrays, Arrays]:
+def apply(
+    weights: Arrays, gradients: Arrays, state: Arrays, *, step: int, rates: LearningRates
+) -> tuple[Arrays, Arrays]:
     """New weights and new state after step number `step`, from 1."""
     fresh: Arrays = {}
     moved: Arrays = {}
@@ -69,7 +71,7 @@ def orthogonal(matrix: mx.array) -> mx.array:
 
 
 def _matrix_update(
-    name: str, weight: mx.array, gradient: mx.array, state: Arrays, fresh: Arrays, *, step: int, rates: Rates
+    name: str, weight: mx.array, gradient: mx.array, state: Arrays, fresh: Arrays, *, step: int, rates: LearningRates
 ) -> mx.array:
     momentum = _MOMENTUM * state[f"momentum.{name}"] + gradient
     fresh[f"momentum.{name}"] = momentum
@@ -80,7 +82,7 @@ def _matrix_update(
 
 
 def _gain_update(
-    name: str, weight: mx.array, gradient: mx.array, state: Arrays, fresh: Arrays, *, step: int, rates: Rates
+    name: str, weight: mx.array, gradient: mx.array, state: Arrays, fresh: Arrays, *, step: int, rates: LearningRates
 ) -> mx.array:
     first, second = _BETAS
     mean = first * state[f"momentum.{name}"] + (1 - first) * gradient

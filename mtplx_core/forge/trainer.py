@@ -22,15 +22,15 @@ from mtplx_core.errors import ForgeError
 from mtplx_core.forge.acceptance import replay
 from mtplx_core.forge.curve import Point, draw_curve
 from mtplx_core.forge.lessons import (
-    Batch,
     HoldOut,
+    LessonBatch,
     draft_vocabulary,
     held_out_lessons,
     shared_opening,
     training_batches,
 )
 from mtplx_core.forge.losses import DraftTable, draft_loss, state_loss
-from mtplx_core.forge.optimiser import Arrays, Rates, apply, average_of, start_state
+from mtplx_core.forge.optimiser import Arrays, LearningRates, apply, average_of, start_state
 from mtplx_core.forge.recipe import Recipe
 from mtplx_core.forge.ridge import start_head
 from mtplx_core.forge.states import load_lessons, shard_files
@@ -165,7 +165,7 @@ class Trainer:
         self._table = DraftTable.of(rows, self._head.draft_ids, vocab_size=self._trunk.vocab_size)
         self._gradients = mx.value_and_grad(self._loss)
 
-    def _batches(self) -> Iterator[tuple[float, Batch]]:
+    def _batches(self) -> Iterator[tuple[float, LessonBatch]]:
         """All batches of the run, each with the share of the run behind it."""
         recipe = self._recipe
         epoch = 0
@@ -184,11 +184,11 @@ class Trainer:
                 yield done, batch
             epoch += 1
 
-    def _step(self, number: int, batch: Batch, *, done: float) -> None:
+    def _step(self, number: int, batch: LessonBatch, *, done: float) -> None:
         recipe = self._recipe
         mx.random.seed(recipe.seed + number)
         factor = recipe.rate_at(done)
-        rates = Rates(recipe.matrix_rate * factor, recipe.gain_rate * factor, recipe.decay, recipe.average)
+        rates = LearningRates(recipe.matrix_rate * factor, recipe.gain_rate * factor, recipe.decay, recipe.average)
         depth = recipe.max_depth if done >= recipe.unrolled_from else 1
         state_weight = recipe.state_weight if done < recipe.unrolled_from else 0.0
         loss, gradients = self._gradients(self._weights, batch, depth=depth, state_weight=state_weight)
@@ -198,7 +198,7 @@ class Trainer:
         progress.loss = value if progress.step == 0 else progress.loss + _LOSS_WEIGHT * (value - progress.loss)
         progress.step = number
 
-    def _loss(self, weights: Arrays, batch: Batch, *, depth: int, state_weight: float) -> mx.array:
+    def _loss(self, weights: Arrays, batch: LessonBatch, *, depth: int, state_weight: float) -> mx.array:
         recipe, head = self._recipe, self._head
         head.update(tree_unflatten(list(weights.items())))
         embedded = self._trunk.embed(batch.tokens).astype(mx.float32)

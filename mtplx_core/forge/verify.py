@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from mtplx_core.engine import Geometry, Row, Sampling
+from mtplx_core.engine import Geometry, Row, SamplingParams
 from mtplx_core.errors import ForgeError
 from mtplx_core.forge.acceptance import Replay, replay
 from mtplx_core.forge.states import Lesson
@@ -40,7 +40,7 @@ class Trials:
     """Runs of every way of decoding per width; ways take turns, so that a noisy neighbour meets all of them."""
 
 
-class Way(NamedTuple):
+class DecodeWay(NamedTuple):
     """One way of decoding."""
 
     name: str
@@ -48,7 +48,7 @@ class Way(NamedTuple):
     head: Head | None
 
 
-class Run(NamedTuple):
+class DecodedBatch(NamedTuple):
     """One batch of answers, decoded one way."""
 
     tokens: int
@@ -90,15 +90,15 @@ def verify(
     prompts = sorted({lesson.prompt for lesson in held_out}, key=lambda prompt: (hash(prompt), prompt))
     if len(prompts) < max(trials.widths):
         raise ForgeError(f"{len(prompts)} prompts are held out, {max(trials.widths)} are needed")
-    ways = [Way("plain", 0, None), Way("lookup", 1, None)]
-    ways += [Way(f"head_depth_{depth}", depth, head) for depth in range(1, head.max_depth + 1)]
+    ways = [DecodeWay("plain", 0, None), DecodeWay("lookup", 1, None)]
+    ways += [DecodeWay(f"head_depth_{depth}", depth, head) for depth in range(1, head.max_depth + 1)]
     bench = _Bench(loaded, prompts, trials, on_progress, total=_runs(trials, ways))
     speed = {str(width): bench.compare(ways, width) for width in trials.widths}
     checked = bench.audit()
     facts = {
         "held_out": {key: value._asdict() for key, value in replays(head, held_out).items()},
         "engine": speed,
-        "sampled": bench.acceptance(Way("head", 1, head), temperature=_TEMPERATURES[1]),
+        "sampled": bench.acceptance(DecodeWay("head", 1, head), temperature=_TEMPERATURES[1]),
         "audit": checked,
         "trials": asdict(trials),
     }
@@ -137,7 +137,7 @@ def judge(speed: dict[str, Any], *, is_exact: bool) -> tuple[bool, str]:
     return True, told
 
 
-def decode(loaded: LoadedModel, way: Way, rows: Sequence[Row]) -> Run:
+def decode(loaded: LoadedModel, way: DecodeWay, rows: Sequence[Row]) -> DecodedBatch:
     """Decode rows together in one engine made for them, to the end; the clock runs from the first decoded token."""
     longest = max(len(row.prompt) + row.max_tokens for row in rows)
     geometry = Geometry(decode_batch_max=len(rows), max_context_tokens=longest, depth=way.depth)
@@ -164,7 +164,7 @@ def decode(loaded: LoadedModel, way: Way, rows: Sequence[Row]) -> Run:
     drafters = engine.snapshot()["drafters"]
     engine.close()
     told = tuple((row, tuple(answers[row.row_id])) for row in rows)
-    return Run(tokens, seconds, tuple(drafted), tuple(accepted), drafters, told)
+    return DecodedBatch(tokens, seconds, tuple(drafted), tuple(accepted), drafters, told)
 
 
 class _Bench:
@@ -187,9 +187,9 @@ class _Bench:
         self._done = 0
         self._kept: list[tuple[Row, tuple[int, ...]]] = []
 
-    def compare(self, ways: Sequence[Way], width: int) -> dict[str, Any]:
+    def compare(self, ways: Sequence[DecodeWay], width: int) -> dict[str, Any]:
         """Speed and acceptance of all ways at one width."""
-        runs: dict[str, list[Run]] = {way.name: [] for way in ways}
+        runs: dict[str, list[DecodedBatch]] = {way.name: [] for way in ways}
         for number in range(self._trials.rounds):
             rows = self._rows(width, start=number * width, temperature=0.0)
             turn = number % len(ways)
@@ -203,7 +203,7 @@ class _Bench:
             result[way.name] = {"speed": round(statistics.median(ratios), 3), **_acceptance(runs[way.name])}
         return result
 
-    def acceptance(self, way: Way, *, temperature: float) -> dict[str, Any]:
+    def acceptance(self, way: DecodeWay, *, temperature: float) -> dict[str, Any]:
         """What sampled answers accept."""
         rows = self._rows(max(self._trials.widths), start=0, temperature=temperature)
         run = self._decode(way, rows)
@@ -225,22 +225,22 @@ class _Bench:
     def _rows(self, width: int, *, start: int, temperature: float) -> list[Row]:
         chosen = [self._prompts[(start + place) % len(self._prompts)] for place in range(width)]
         return [
-            Row(str(place), prompt, self._trials.tokens, Sampling(temperature=temperature, seed=start + place))
+            Row(str(place), prompt, self._trials.tokens, SamplingParams(temperature=temperature, seed=start + place))
             for place, prompt in enumerate(chosen)
         ]
 
-    def _decode(self, way: Way, rows: Sequence[Row]) -> Run:
+    def _decode(self, way: DecodeWay, rows: Sequence[Row]) -> DecodedBatch:
         run = decode(self._loaded, way, rows)
         self._done += 1
         self._on_progress(self._done, self._total)
         return run
 
 
-def _runs(trials: Trials, ways: Sequence[Way]) -> int:
+def _runs(trials: Trials, ways: Sequence[DecodeWay]) -> int:
     return len(trials.widths) * trials.rounds * len(ways) + 1
 
 
-def _acceptance(runs: Sequence[Run]) -> dict[str, Any]:
+def _acceptance(runs: Sequence[DecodedBatch]) -> dict[str, Any]:
     drafted = [sum(column) for column in zip(*(run.drafted for run in runs), strict=True)]
     accepted = [sum(column) for column in zip(*(run.accepted for run in runs), strict=True)]
     names = sorted({name for run in runs for name in run.drafters})

@@ -27,7 +27,7 @@ _PRIOR_TRIALS = 3
 """What is expected beforehand weighs as much as so many."""
 
 
-class Trial(NamedTuple):
+class CycleOutcome(NamedTuple):
     """What one cycle showed about one row."""
 
     depth: int
@@ -41,7 +41,7 @@ class Trial(NamedTuple):
 
 
 @dataclass(slots=True)
-class Odds:
+class AcceptanceRates:
     """How likely a row's drafts are accepted."""
 
     lookup_found: float = 0.3
@@ -57,7 +57,7 @@ class Odds:
     trials: dict[str, int] = field(default_factory=dict)
     """How many each of these was learned from."""
 
-    def learn(self, trial: Trial) -> None:
+    def learn(self, trial: CycleOutcome) -> None:
         self._move("lookup_found", trial.has_lookup)
         if trial.has_lookup:
             self._move("lookup_right", trial.is_lookup_right)
@@ -74,7 +74,7 @@ class Odds:
         """The same of the head's."""
         return _chain(self.head_instead if has_lookup else self.head_right, self.head_further, depth)
 
-    def copy(self) -> Odds:
+    def copy(self) -> AcceptanceRates:
         return replace(self, trials=dict(self.trials))
 
     def _move(self, name: str, outcome: bool) -> None:
@@ -98,7 +98,7 @@ class DepthPolicy(Protocol):
 
     def choose(
         self,
-        rows: Sequence[Odds],
+        rows: Sequence[AcceptanceRates],
         found: Sequence[bool] | None = None,
         *,
         width: int = 0,
@@ -127,14 +127,14 @@ class FixedDepth:
 
     def choose(
         self,
-        rows: Sequence[Odds],
+        rows: Sequence[AcceptanceRates],
         found: Sequence[bool] | None = None,
         *,
         width: int = 0,
         keys: int | None = None,
         is_first: bool = False,
     ) -> Drafting:
-        by_lookup = _Promise(rows, found, self.depth).by_lookup(self.depth, self.depth)
+        by_lookup = ExpectedTokens(rows, found, self.depth).by_lookup(self.depth, self.depth)
         return Drafting(self.depth, 0 if found is not None and all(by_lookup) else self.depth, by_lookup)
 
     def see_cost(self, rows: int, depth: int, cost: float, *, head_depth: int, keys: int | None = None) -> None:
@@ -160,14 +160,14 @@ class AdaptiveDepth:
 
     def choose(
         self,
-        rows: Sequence[Odds],
+        rows: Sequence[AcceptanceRates],
         found: Sequence[bool] | None = None,
         *,
         width: int = 0,
         keys: int | None = None,
         is_first: bool = False,
     ) -> Drafting:
-        promise = _Promise(rows, found, self.max_depth)
+        promise = ExpectedTokens(rows, found, self.max_depth)
         ways = [self._best(promise, depth, width or len(rows), keys) for depth in range(self.max_depth + 1)]
         depth = 0 if is_first else self._settled(ways)
         self._cycles_at[depth] += 1
@@ -212,7 +212,7 @@ class AdaptiveDepth:
             is_deeper = self._depth == 0
         return max(0, min(self._depth + (1 if is_deeper else -1), self.max_depth))
 
-    def _best(self, promise: _Promise, depth: int, width: int, keys: int | None) -> _Way:
+    def _best(self, promise: ExpectedTokens, depth: int, width: int, keys: int | None) -> _Way:
         """The best way to draft so deep. A row that the head drafts for gains little from its later drafts."""
         cost, draft = self.costs.cost(width, depth, keys), self._draft_cost(width, keys)
         ways = (
@@ -246,7 +246,7 @@ class _Way(NamedTuple):
     head_depth: int
 
 
-class _Promise:
+class ExpectedTokens:
     """What the rows' drafts together are expected to bring, by depth.
 
     Args:
@@ -255,7 +255,7 @@ class _Promise:
         depth: the most drafts asked about.
     """
 
-    def __init__(self, rows: Sequence[Odds], found: Sequence[bool] | None, depth: int) -> None:
+    def __init__(self, rows: Sequence[AcceptanceRates], found: Sequence[bool] | None, depth: int) -> None:
         self.rows = len(rows)
         self._is_known = found is not None
         self._found = [float(has) for has in found] if found is not None else [odds.lookup_found for odds in rows]

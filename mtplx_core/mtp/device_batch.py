@@ -17,7 +17,7 @@ from mtplx_core.caches.attention import route_attention
 from mtplx_core.caches.ragged import RaggedCache, cache_arrays, layer_shapes, plain_caches
 from mtplx_core.caches.ragged_layer import LayerShape
 from mtplx_core.caches.recurrent import RecurrentShape
-from mtplx_core.engine import Geometry, Sampling
+from mtplx_core.engine import Geometry, SamplingParams
 from mtplx_core.heads.base import Head
 from mtplx_core.models.memory import VERIFY_COPIES
 from mtplx_core.models.trunk import Trunk
@@ -33,7 +33,7 @@ CYCLES_AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CyclePlan:
     """What the host asks of one cycle."""
 
     depth: int
@@ -99,7 +99,7 @@ class LiftedRow(NamedTuple):
     caches: Sequence[Any]
     """mlx-lm's, one per layer."""
     state: RowState
-    sampling: Sampling
+    sampling: SamplingParams
     history: RowHistory | None
     pairs: LiftedPairs | None
 
@@ -212,7 +212,7 @@ class DeviceBatch:
         if self._drafter is not None:
             self._drafter.cache.release()
 
-    def start(self, plan: Plan) -> Started:
+    def start(self, plan: CyclePlan) -> Started:
         """Start one cycle over all slots; returns at once. In turn, `settle` has to follow before anything else."""
         self._reserve(self.width, plan.longest)
         parked = mx.array([slot in plan.parked for slot in range(self.width)]) if plan.parked else None
@@ -269,7 +269,7 @@ class DeviceBatch:
         if self._drafter is not None:
             self._drafter.commit(hidden, chosen, taken, most=chosen.shape[1] if known is None else max(known))
 
-    def _look_up(self, plan: Plan) -> _Guess | None:
+    def _look_up(self, plan: CyclePlan) -> _Guess | None:
         """None where nothing can be drafted from it.
 
         The device looks at depth 0 too: whether lookup would have been right is what tells when drafting pays again.
@@ -288,7 +288,7 @@ class DeviceBatch:
         is_used = mx.array([slot in used for slot in range(self.width)])
         return _Guess(mx.array(tokens_by_slot, mx.int32), is_used, is_used)
 
-    def _draft(self, plan: Plan, guess: _Guess | None, parked: mx.array | None) -> mx.array:
+    def _draft(self, plan: CyclePlan, guess: _Guess | None, parked: mx.array | None) -> mx.array:
         """(rows, depth) int32"""
         nothing = mx.zeros((self.width, plan.depth), mx.int32)
         guesses = nothing if guess is None else guess.tokens[:, : plan.depth]

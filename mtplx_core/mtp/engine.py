@@ -23,13 +23,13 @@ from mtplx_core.errors import EngineDeadError
 from mtplx_core.heads.base import Head
 from mtplx_core.models.loader import LoadedModel
 from mtplx_core.models.trunk import Trunk
-from mtplx_core.mtp.depth import DepthPolicy, Odds, Trial, assumed_policy
-from mtplx_core.mtp.device_batch import DeviceBatch, Plan, Started
+from mtplx_core.mtp.depth import AcceptanceRates, CycleOutcome, DepthPolicy, assumed_policy
+from mtplx_core.mtp.device_batch import CyclePlan, DeviceBatch, Started
 from mtplx_core.mtp.idle_work import IdleWork, no_idle_work
-from mtplx_core.mtp.parked_rows import Sidelines
-from mtplx_core.mtp.pending_cycle import Flight, Outcome
-from mtplx_core.mtp.prefill_batch import Fed, Feeder
-from mtplx_core.mtp.slots import Seat, Seats
+from mtplx_core.mtp.parked_rows import ParkedRows
+from mtplx_core.mtp.pending_cycle import PendingCycle, SlotOutcome
+from mtplx_core.mtp.prefill_batch import PrefillBatcher, PrefillRound
+from mtplx_core.mtp.slots import Slot, Slots
 from mtplx_core.mtp.telemetry import Telemetry
 from mtplx_core.sampling.logprobs import row_logprobs
 
@@ -41,7 +41,7 @@ _CLEAR_EVERY = 512
 """Cycles between two clearings of MLX's buffer cache."""
 _MOST_CHUNKS = 4
 """Fed between two cycles while somebody waits for the next token, however many wait for their first."""
-_UNTRIED_HEAD = Odds(head_right=0.8, head_instead=0.8)
+_UNTRIED_HEAD = AcceptanceRates(head_right=0.8, head_instead=0.8)
 """What is expected of a head that has not drafted: much, so that it is tried and soon known."""
 NOT_FINITE = "the model produced numbers that are not finite"
 
@@ -95,13 +95,15 @@ class MtpBatchEngine:
             rows=geometry.decode_batch_max, depth=geometry.depth, head_depth_max=head_depth_max
         )
         chunk_tokens = self._options.chunk_tokens or geometry.prefill_chunk_tokens
-        self._feeder = Feeder(self._trunk, self._device.head, chunk_tokens=chunk_tokens, ends=loaded.eos_token_ids)
-        self._seats = Seats()
-        self._sidelines = Sidelines()
+        self._feeder = PrefillBatcher(
+            self._trunk, self._device.head, chunk_tokens=chunk_tokens, ends=loaded.eos_token_ids
+        )
+        self._seats = Slots()
+        self._sidelines = ParkedRows()
         self._already_ended: list[RowEnd] = []
-        self._flight: Flight | None = None
+        self._flight: PendingCycle | None = None
         self._telemetry = Telemetry()
-        self._lane_odds = _UNTRIED_HEAD.copy() if self._device.head is not None else Odds()
+        self._lane_odds = _UNTRIED_HEAD.copy() if self._device.head is not None else AcceptanceRates()
         self._was_interrupted = True
         """Whether something other than a cycle was given to the device since the last cycle."""
         self._last_read_s = 0.0
@@ -225,10 +227,10 @@ class MtpBatchEngine:
         self._device.close_holes(moves, width=self._seats.width)
         self._was_interrupted = True
 
-    def _feed_prefill(self) -> Fed:
+    def _feed_prefill(self) -> PrefillRound:
         """The prompts' next chunks, as many as fit between two cycles."""
         waiting = self._sidelines.waiting
-        fed = self._feeder.feed(list(waiting), most=self._prefill_budget()) if waiting else Fed()
+        fed = self._feeder.feed(list(waiting), most=self._prefill_budget()) if waiting else PrefillRound()
         self._was_interrupted |= bool(fed.tokens)
         self._telemetry.prefill_tokens += fed.tokens
         self._telemetry.shared_tokens += fed.shared
@@ -255,11 +257,11 @@ class MtpBatchEngine:
         for prefill in self._sidelines.take_prefilled():
             slot = self._seats.free_slot()
             self._device.seat(slot, prefill)
-            self._seats.put(slot, Seat(prefill.row, list(prefill.row.committed), odds=self._lane_odds.copy()))
+            self._seats.put(slot, Slot(prefill.row, list(prefill.row.committed), odds=self._lane_odds.copy()))
             self._telemetry.joined += 1
             self._was_interrupted = True
 
-    def _start_cycle(self, *, follows: bool) -> Flight | None:
+    def _start_cycle(self, *, follows: bool) -> PendingCycle | None:
         running = [(slot, seat) for slot, seat in self._seats if not seat.is_finishing]
         if not running:
             return None
@@ -274,7 +276,7 @@ class MtpBatchEngine:
         by_lookup = frozenset(slot for (slot, _), is_so in zip(running, drafting.by_lookup, strict=True) if is_so)
         lengths = {slot: seat.longest + depth + 1 for slot, seat in running}
         asked = [seat.row.top_logprobs for _, seat in running if seat.row.top_logprobs is not None]
-        plan = Plan(
+        plan = CyclePlan(
             depth=depth,
             lengths=tuple(lengths.get(slot, 0) for slot in slots),
             parked=frozenset(slots) - lengths.keys(),
@@ -289,20 +291,20 @@ class MtpBatchEngine:
         self._was_interrupted = plan.is_timed
         for _, seat in running:
             seat.in_flight.append(depth + 1)
-        return Flight(running, plan, started, follows, begun_s, keys)
+        return PendingCycle(running, plan, started, follows, begun_s, keys)
 
-    def _attended_keys(self, running: Sequence[tuple[int, Seat]]) -> int:
+    def _attended_keys(self, running: Sequence[tuple[int, Slot]]) -> int:
         """Keys that a cycle goes over: a GPU's kernel goes over as many for each slot as for the longest row."""
         lengths = [seat.longest + 1 for _, seat in running]
         return self._seats.width * max(lengths) if self._device.overlaps else sum(lengths)
 
-    def _guesses(self, running: Sequence[tuple[int, Seat]]) -> dict[int, tuple[int, ...]]:
+    def _guesses(self, running: Sequence[tuple[int, Slot]]) -> dict[int, tuple[int, ...]]:
         """What lookup finds, by slot, as many tokens as any cycle drafts."""
         wanted = max(self._geometry.depth, 1)
         guesses = {slot: seat.recall().guess(wanted) for slot, seat in running}
         return {slot: guess for slot, guess in guesses.items() if guess is not None}
 
-    def _start_timed(self, plan: Plan) -> Started:
+    def _start_timed(self, plan: CyclePlan) -> Started:
         """One cycle stage by stage, with a barrier behind each, to see where the time goes."""
         clock = self._options.clock
         if self._flight is not None:
@@ -317,7 +319,7 @@ class MtpBatchEngine:
         self._telemetry.stage_s = dict(zip(names, _differences(times), strict=True))
         return started
 
-    def _collect(self, flight: Flight) -> tuple[list[RowTokens], list[RowEnd]]:
+    def _collect(self, flight: PendingCycle) -> tuple[list[RowTokens], list[RowEnd]]:
         asked_s, plan = self._options.clock(), flight.plan
         outcomes = flight.read()
         self._time(flight, asked_s=asked_s, read_s=self._options.clock())
@@ -325,7 +327,7 @@ class MtpBatchEngine:
             self._settle(flight, outcomes)
         tokens: list[RowTokens] = []
         ends: list[RowEnd] = []
-        trials: list[Trial] = []
+        trials: list[CycleOutcome] = []
         for slot, seat in flight.seats:
             seat.in_flight.pop(0)
             if seat.has_left:
@@ -337,7 +339,7 @@ class MtpBatchEngine:
             is_by_lookup = outcome.has_lookup and slot in plan.by_lookup
             drafted = plan.depth if is_by_lookup else plan.head_depth
             accepted = min(outcome.accepted, drafted)
-            trials.append(Trial(drafted, accepted, outcome.has_lookup, outcome.is_lookup_right, is_by_lookup))
+            trials.append(CycleOutcome(drafted, accepted, outcome.has_lookup, outcome.is_lookup_right, is_by_lookup))
             self._learn(seat, trials[-1])
             fresh = outcome.chosen[: outcome.accepted + 1]
             tokens.append(self._commit(seat, flight, slot, fresh, drafted=drafted))
@@ -348,12 +350,12 @@ class MtpBatchEngine:
             mx.clear_cache()
         return tokens, ends
 
-    def _settle(self, flight: Flight, outcomes: Sequence[Outcome]) -> None:
+    def _settle(self, flight: PendingCycle, outcomes: Sequence[SlotOutcome]) -> None:
         running = {slot for slot, _ in flight.seats}
         taken = [outcome.accepted + 1 if slot in running else 0 for slot, outcome in enumerate(outcomes)]
         self._device.settle([outcome.chosen for outcome in outcomes], taken)
 
-    def _commit(self, seat: Seat, flight: Flight, slot: int, tokens: list[int], *, drafted: int) -> RowTokens:
+    def _commit(self, seat: Slot, flight: PendingCycle, slot: int, tokens: list[int], *, drafted: int) -> RowTokens:
         """Take what was accepted, up to the token that ends the row."""
         position = len(seat.tokens)
         for token in tokens:
@@ -368,16 +370,16 @@ class MtpBatchEngine:
             logprobs = row_logprobs(arrays, row=slot, count=len(fresh), top=seat.row.top_logprobs)
         return RowTokens(seat.row.row_id, position, fresh, logprobs, seat.count_cycle(cycle))
 
-    def _learn(self, seat: Seat, trial: Trial) -> None:
+    def _learn(self, seat: Slot, trial: CycleOutcome) -> None:
         seat.odds.learn(trial)
         self._lane_odds.learn(trial)
 
-    def _leave(self, seat: Seat, reason: str, message: str = "") -> RowEnd:
+    def _leave(self, seat: Slot, reason: str, message: str = "") -> RowEnd:
         if not self._sidelines.leave(seat.row.row_id):
             self._seats.remove(seat)
         return RowEnd(seat.row.row_id, reason, message, seat.stats)  # type: ignore[arg-type]
 
-    def _time(self, flight: Flight, *, asked_s: float, read_s: float) -> None:
+    def _time(self, flight: PendingCycle, *, asked_s: float, read_s: float) -> None:
         took_s = flight.took_s(asked_s, read_s, last_read_s=self._last_read_s if self._device.overlaps else None)
         self._last_read_s = read_s
         if took_s is not None:

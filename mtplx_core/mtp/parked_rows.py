@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from mtplx_core.mtp.device_batch import LiftedRow
 from mtplx_core.mtp.prefill import Prefill
-from mtplx_core.mtp.slots import Seat
+from mtplx_core.mtp.slots import Slot
 
 
 @dataclass(slots=True, eq=False)
@@ -19,7 +19,7 @@ class Paused:
     """A row out of the batch: still in prefill, or with a seat and what the device had of it."""
 
     prefill: Prefill | None = None
-    seat: Seat | None = None
+    seat: Slot | None = None
     lifted: LiftedRow | None = None
 
     @property
@@ -28,7 +28,7 @@ class Paused:
         return self.seat is not None and bool(self.seat.in_flight)
 
 
-class Sidelines:
+class ParkedRows:
     """The rows beside the batch, by their ids."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Sidelines:
         ahead = sum(is_offline or not other.row.is_offline for other in self.waiting)
         self.waiting.insert(ahead, prefill)
 
-    def take_out(self, seat: Seat, lifted: LiftedRow) -> None:
+    def take_out(self, seat: Slot, lifted: LiftedRow) -> None:
         """Pause a row that was in the batch."""
         self.paused[seat.row.row_id] = Paused(seat=seat, lifted=lifted)
 
@@ -100,7 +100,7 @@ class Sidelines:
         """A row with a seat has ended; whether it was here."""
         return (self.paused.pop(row_id, None) or self._returning.pop(row_id, None)) is not None
 
-    def take_returning(self) -> list[tuple[Seat, LiftedRow]]:
+    def take_returning(self) -> list[tuple[Slot, LiftedRow]]:
         """The resumed rows, which are here no longer."""
         taken = list(self._returning.values())
         self._returning.clear()

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mtplx_core.mtp.cycle import accepted_of
-from mtplx_core.mtp.device_batch import Plan, Started
-from mtplx_core.mtp.slots import Seat
+from mtplx_core.mtp.device_batch import CyclePlan, Started
+from mtplx_core.mtp.slots import Slot
 
 _WAITED_SHARE = 0.05
 
 
-class Outcome(NamedTuple):
+class SlotOutcome(NamedTuple):
     """What a cycle made of one slot."""
 
     chosen: list[int]
@@ -27,11 +27,11 @@ class Outcome(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
+class PendingCycle:
     """A cycle on the device whose result the host has not read."""
 
-    seats: list[tuple[int, Seat]]
-    plan: Plan
+    seats: list[tuple[int, Slot]]
+    plan: CyclePlan
     started: Started
     follows: bool
     """Whether nothing was given to the device between the cycle before and it."""
@@ -40,7 +40,7 @@ class Flight:
     keys: int
     """That all rows together attend to."""
 
-    def read(self) -> list[Outcome]:
+    def read(self) -> list[SlotOutcome]:
         """By slot; waits for the device."""
         started, found = self.started, self.plan.guesses or {}
         chosen: Any = started.chosen.tolist()  # the one wait of a cycle
@@ -49,7 +49,7 @@ class Flight:
         looked: Any = started.guessed.tolist() if started.guessed is not None else None
         guessed = looked or [found[slot][0] if slot in found else -1 for slot in range(len(chosen))]
         return [
-            Outcome(tokens, accepted_of(drafted, tokens), is_finite, guess >= 0, guess == tokens[0])
+            SlotOutcome(tokens, accepted_of(drafted, tokens), is_finite, guess >= 0, guess == tokens[0])
             for tokens, drafted, is_finite, guess in zip(chosen, drafts, finite, guessed, strict=True)
         ]
 

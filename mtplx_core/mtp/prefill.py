@@ -14,7 +14,7 @@ from mtplx_core.caches.ragged import cache_arrays, plain_caches
 from mtplx_core.engine import PrefillProgress, Row
 from mtplx_core.heads.base import Head
 from mtplx_core.models.trunk import Trunk
-from mtplx_core.mtp.prefix_cache import Beginning, Beginnings
+from mtplx_core.mtp.prefix_cache import CachedPrefix, PrefixCache
 
 
 class Prefill:
@@ -37,7 +37,7 @@ class Prefill:
         *,
         chunk_tokens: int,
         beginning: int = 0,
-        beginnings: Beginnings | None = None,
+        beginnings: PrefixCache | None = None,
     ) -> None:
         self.row = row
         self.tokens = [*row.prompt, *row.committed]
@@ -112,11 +112,11 @@ class Prefill:
     def _first_tokens(self) -> tuple[int, ...]:
         return tuple(self.tokens[: self._beginning])
 
-    def _keep_beginning(self, beginnings: Beginnings) -> None:
+    def _keep_beginning(self, beginnings: PrefixCache) -> None:
         caches, head_caches = self._trunk.new_caches(), plain_caches(len(self.head_caches))
-        fed = Beginning(self.caches, self.head_caches, self.last_hidden)
+        fed = CachedPrefix(self.caches, self.head_caches, self.last_hidden)
         fed.copy_into(caches, head_caches)
-        beginnings.keep(self._first_tokens, Beginning(caches, head_caches, self.last_hidden))
+        beginnings.keep(self._first_tokens, CachedPrefix(caches, head_caches, self.last_hidden))
 
     def _feed_head(self, hidden: mx.array, start: int, end: int) -> None:
         """Pairs lag one behind: the last hidden state of a chunk is paired in the next one."""

@@ -19,13 +19,13 @@ from mtplx_core.heads.base import Head
 from mtplx_core.models.trunk import Trunk
 from mtplx_core.mtp.device_batch import mask_heads, trunk_shapes
 from mtplx_core.mtp.prefill import Prefill
-from mtplx_core.mtp.prefix_cache import Beginnings, first_message
+from mtplx_core.mtp.prefix_cache import PrefixCache, first_message
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Fed:
+class PrefillRound:
     """What one round of feeding did."""
 
     progress: list[PrefillProgress] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Fed:
     """Tokens taken over from another prompt's beginning."""
 
 
-class Feeder:
+class PrefillBatcher:
     """Makes prefills, and feeds them.
 
     Args:
@@ -51,7 +51,7 @@ class Feeder:
         self._trunk = trunk
         self._head = head
         self._ends = ends
-        self._beginnings = Beginnings()
+        self._beginnings = PrefixCache()
         self._shapes = trunk_shapes(trunk)
         # A state must never see another row's padding.
         self._may_feed_together = all(isinstance(shape, LayerShape) for shape in self._shapes)
@@ -67,9 +67,9 @@ class Feeder:
             beginnings=self._beginnings,
         )
 
-    def feed(self, waiting: Sequence[Prefill], *, most: int) -> Fed:
+    def feed(self, waiting: Sequence[Prefill], *, most: int) -> PrefillRound:
         """Feed chunks in the order of `waiting` while they come to at most `most` tokens, but one in any case."""
-        fed, left = Fed(), most
+        fed, left = PrefillRound(), most
         while group := self._next_group(waiting, fed, left, is_first=left == most):
             left -= len(group) * _longest(group)
             self._feed(group, fed)
@@ -79,7 +79,7 @@ class Feeder:
         """Let go of what is kept for later prompts."""
         self._beginnings.clear()
 
-    def _next_group(self, waiting: Sequence[Prefill], fed: Fed, left: int, *, is_first: bool) -> list[Prefill]:
+    def _next_group(self, waiting: Sequence[Prefill], fed: PrefillRound, left: int, *, is_first: bool) -> list[Prefill]:
         """Rows for one forward; of those that begin alike one goes ahead, and the others take over from it."""
         group: list[Prefill] = []
         failed, beginnings = {end.row_id for end in fed.ends}, set()
@@ -106,7 +106,7 @@ class Feeder:
         is_short = tokens < self.chunk_tokens and prefill.done + tokens <= 2 * self.chunk_tokens
         return is_short and self._may_feed_together
 
-    def _feed(self, group: Sequence[Prefill], fed: Fed) -> None:
+    def _feed(self, group: Sequence[Prefill], fed: PrefillRound) -> None:
         try:
             tokens = self._feed_together(group) if len(group) > 1 else group[0].feed()
         except RuntimeError as error:  # what MLX raises when memory runs out, among others

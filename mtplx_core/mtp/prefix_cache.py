@@ -20,7 +20,7 @@ _LEAST_TOKENS = 8
 """Shorter ones are fed faster than they are looked for."""
 
 
-class Beginning(NamedTuple):
+class CachedPrefix(NamedTuple):
     """What feeding a first message left behind."""
 
     caches: Sequence[Any]
@@ -34,20 +34,20 @@ class Beginning(NamedTuple):
             _copy(kept, fresh)
 
 
-class Beginnings:
+class PrefixCache:
     """The last few first messages."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[int, ...], Beginning] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, ...], CachedPrefix] = OrderedDict()
 
-    def find(self, tokens: tuple[int, ...]) -> Beginning | None:
+    def find(self, tokens: tuple[int, ...]) -> CachedPrefix | None:
         """What was kept of exactly these tokens."""
         found = self._kept.get(tokens)
         if found is not None:
             self._kept.move_to_end(tokens)
         return found
 
-    def keep(self, tokens: tuple[int, ...], beginning: Beginning) -> None:
+    def keep(self, tokens: tuple[int, ...], beginning: CachedPrefix) -> None:
         """Keep one, and drop the one that was of no use for longest."""
         self._kept[tokens] = beginning
         while len(self._kept) > KEPT:

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 _FORMAT = 2
 
 
-class Kept(Protocol):
+class KeptProbe(Protocol):
     """The parts of a probe that are kept."""
 
     @property
@@ -70,7 +70,7 @@ def read_probe(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def write_probe(path: Path, probe: Kept) -> None:
+def write_probe(path: Path, probe: KeptProbe) -> None:
     """Keep a probe in the place of an earlier one."""
     entries = [[rows, depth, cost] for (rows, depth), cost in sorted(probe.seconds.items())]
     content = {

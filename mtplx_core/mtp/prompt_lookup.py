@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-class Recall:
+class TokenIndex:
     """A row's tokens by what stood before them; finds what `drafters.look_up` finds on the device."""
 
     def __init__(self) -> None:

@@ -10,31 +10,31 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from mtplx_core.engine import Row, RowCycle, RowStats
-from mtplx_core.mtp.depth import Odds
-from mtplx_core.mtp.prompt_lookup import Recall
+from mtplx_core.mtp.depth import AcceptanceRates
+from mtplx_core.mtp.prompt_lookup import TokenIndex
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
+class Slot:
     """A row in the batch."""
 
     row: Row
     tokens: list[int]
     """The completion so far, what earlier attempts committed included."""
-    odds: Odds = field(default_factory=Odds)
+    odds: AcceptanceRates = field(default_factory=AcceptanceRates)
     in_flight: list[int] = field(default_factory=list)
     """Positions of each cycle that was started and not collected."""
     has_left: bool = False
     """Ended or discarded; what is in flight for it is thrown away."""
     stats: RowStats = RowStats()
-    _recall: Recall | None = None
+    _recall: TokenIndex | None = None
     _recalled: int = 0
     """Tokens of the completion that `_recall` has."""
 
-    def recall(self) -> Recall:
+    def recall(self) -> TokenIndex:
         """All tokens of the row; only true to it while nothing is in flight."""
         if self._recall is None:
-            self._recall = Recall()
+            self._recall = TokenIndex()
             self._recall.extend(self.row.prompt)
         self._recall.extend(self.tokens[self._recalled :])
         self._recalled = len(self.tokens)
@@ -55,13 +55,13 @@ class Seat:
         return cycle
 
 
-class Seats:
+class Slots:
     """Slots in order; a hole is None."""
 
     def __init__(self) -> None:
-        self._slots: list[Seat | None] = []
+        self._slots: list[Slot | None] = []
 
-    def __iter__(self) -> Iterator[tuple[int, Seat]]:
+    def __iter__(self) -> Iterator[tuple[int, Slot]]:
         return ((slot, seat) for slot, seat in enumerate(self._slots) if seat is not None)
 
     @property
@@ -73,23 +73,23 @@ class Seats:
     def taken(self) -> int:
         return sum(seat is not None for seat in self._slots)
 
-    def find(self, row_id: str) -> Seat | None:
+    def find(self, row_id: str) -> Slot | None:
         return next((seat for _, seat in self if seat.row.row_id == row_id), None)
 
     def free_slot(self) -> int:
         """The first hole, or the slot behind the last."""
         return next((slot for slot, seat in enumerate(self._slots) if seat is None), len(self._slots))
 
-    def put(self, slot: int, seat: Seat) -> None:
+    def put(self, slot: int, seat: Slot) -> None:
         if slot == len(self._slots):
             self._slots.append(None)
         self._slots[slot] = seat
 
-    def remove(self, seat: Seat) -> None:
+    def remove(self, seat: Slot) -> None:
         seat.has_left = True
         self.vacate(seat)
 
-    def vacate(self, seat: Seat) -> int:
+    def vacate(self, seat: Slot) -> int:
         """Take a seat out that may come back; returns its slot."""
         slot = self._slots.index(seat)
         self._slots[slot] = None

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mtplx_core.mtp.depth import Trial
+from mtplx_core.mtp.depth import CycleOutcome
 
 _CYCLE_WEIGHT = 0.1
 
@@ -38,7 +38,7 @@ class Telemetry:
     stage_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds by stage in the last cycle that was timed stage by stage."""
 
-    def count_cycle(self, depth: int, trials: Sequence[Trial], *, has_head: bool) -> None:
+    def count_cycle(self, depth: int, trials: Sequence[CycleOutcome], *, has_head: bool) -> None:
         self.cycles += 1
         self.depths[depth] += 1
         for trial in trials:
@@ -70,7 +70,7 @@ class Telemetry:
             "stage_ms": {stage: round(seconds * 1e3, 3) for stage, seconds in self.stage_s.items()},
         }
 
-    def _count_trial(self, trial: Trial, *, has_head: bool) -> None:
+    def _count_trial(self, trial: CycleOutcome, *, has_head: bool) -> None:
         for place in range(1, trial.depth + 1):
             self.drafted[place] += 1
             self.accepted[place] += place <= trial.accepted

@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mtplx_core.engine import Sampling
+from mtplx_core.engine import SamplingParams
 from mtplx_core.models.own_call import logits_in_one_forward
 from mtplx_core.sampling.min_tokens import bar_ends, end_bar
 from mtplx_core.sampling.noise import gumbel, noise_keys, seed_words
@@ -71,7 +71,12 @@ class Comparison:
 
 
 def audit(
-    model: Any, prompt: Sequence[int], output: Sequence[int], sampling: Sampling, *, tolerance: float | None = None
+    model: Any,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    sampling: SamplingParams,
+    *,
+    tolerance: float | None = None,
 ) -> Audit:
     """Re-derive every token of `output`, each from the tokens before it.
 
@@ -89,7 +94,7 @@ def compare(
     prompt: Sequence[int],
     one: Sequence[int],
     other: Sequence[int],
-    sampling: Sampling,
+    sampling: SamplingParams,
     *,
     tolerance: float | None = None,
 ) -> Comparison:
@@ -107,7 +112,7 @@ def _mismatches(
     prompt: Sequence[int],
     output: Sequence[int],
     judged: Sequence[Sequence[int]],
-    sampling: Sampling,
+    sampling: SamplingParams,
     tolerance: float | None,
 ) -> tuple[float, tuple[Mismatch, ...]]:
     """Judge some tokens at each position of `output`."""
@@ -125,7 +130,7 @@ def _mismatches(
 
 
 def _scores(
-    logits: mx.array, prompt: Sequence[int], output: Sequence[int], sampling: Sampling
+    logits: mx.array, prompt: Sequence[int], output: Sequence[int], sampling: SamplingParams
 ) -> Iterator[tuple[Floats, Floats]]:
     """Scores before filters, and noise, for each position; (vocab,) each."""
     vocab_size = logits.shape[-1]
@@ -151,7 +156,7 @@ def _judge(
     tokens: Sequence[int],
     scores: Floats,
     noise: Floats,
-    sampling: Sampling,
+    sampling: SamplingParams,
     tolerance: float,
 ) -> list[Mismatch]:
     certain = np.where(_kept(scores, sampling, slack=-tolerance), scores + noise, -np.inf)
@@ -161,7 +166,7 @@ def _judge(
     return [Mismatch(position, token, top, gap) for token, gap in gaps if token != top and not gap < 0]
 
 
-def _kept(scores: Floats, sampling: Sampling, *, slack: float) -> npt.NDArray[np.bool_]:
+def _kept(scores: Floats, sampling: SamplingParams, *, slack: float) -> npt.NDArray[np.bool_]:
     """Tokens that pass the filters, with bounds loosened (or, negative, tightened) by `slack`."""
     kept = np.ones(scores.shape, np.bool_)
     if sampling.is_greedy:

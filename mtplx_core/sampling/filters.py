@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from mtplx_core.engine import Sampling
+from mtplx_core.engine import SamplingParams
 from mtplx_core.sampling.penalties import column
 
 _SORTED_AT_MOST = 2048
@@ -30,11 +30,11 @@ class FilterRows(NamedTuple):
     """(rows, 1, 1) float32"""
 
 
-def has_filters(sampling: Sampling) -> bool:
+def has_filters(sampling: SamplingParams) -> bool:
     return sampling.min_p > 0.0 or sampling.top_k > 0 or sampling.top_p < 1.0
 
 
-def filter_rows(rows: Sequence[Sampling]) -> FilterRows:
+def filter_rows(rows: Sequence[SamplingParams]) -> FilterRows:
     min_p = [row.min_p for row in rows]
     top_k = tuple(row.top_k for row in rows)
     top_p = [row.top_p for row in rows]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from mtplx_core.engine import Sampling
+from mtplx_core.engine import SamplingParams
 
 
 class EndBar(NamedTuple):
@@ -25,7 +25,7 @@ class EndBar(NamedTuple):
     """Which tokens end the row, (rows, 1, vocab) bool."""
 
 
-def end_bar(rows: Sequence[Sampling], *, vocab_size: int) -> EndBar | None:
+def end_bar(rows: Sequence[SamplingParams], *, vocab_size: int) -> EndBar | None:
     """The bars of `rows`; None where every row may end at once."""
     if not any(row.min_tokens for row in rows):
         return None

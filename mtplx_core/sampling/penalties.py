@@ -12,7 +12,7 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from mtplx_core.engine import Sampling
+from mtplx_core.engine import SamplingParams
 
 
 class RowHistory(NamedTuple):
@@ -40,11 +40,11 @@ class PenaltyRows(NamedTuple):
     presence: mx.array
 
 
-def has_bias(sampling: Sampling) -> bool:
+def has_bias(sampling: SamplingParams) -> bool:
     return bool(sampling.logit_bias)
 
 
-def has_penalties(sampling: Sampling) -> bool:
+def has_penalties(sampling: SamplingParams) -> bool:
     """Whether the row needs a history."""
     return sampling.repetition_penalty != 1.0 or sampling.frequency_penalty != 0.0 or sampling.presence_penalty != 0.0
 
@@ -56,7 +56,7 @@ def row_history(prompt: Sequence[int], completion: Sequence[int] | mx.array, *, 
     return RowHistory(mx.zeros((vocab_size,), mx.float32), mx.array(seen)).append(completion)
 
 
-def penalty_rows(rows: Sequence[Sampling], *, vocab_size: int) -> PenaltyRows:
+def penalty_rows(rows: Sequence[SamplingParams], *, vocab_size: int) -> PenaltyRows:
     repetition = [row.repetition_penalty for row in rows]
     return PenaltyRows(
         bias=_bias(rows, vocab_size) if any(map(has_bias, rows)) else None,
@@ -115,7 +115,7 @@ def _draft_counts(drafts: mx.array, ids: mx.array, *, positions: int) -> mx.arra
     return counts[:, counts.shape[1] - positions :]
 
 
-def _bias(rows: Sequence[Sampling], vocab_size: int) -> mx.array:
+def _bias(rows: Sequence[SamplingParams], vocab_size: int) -> mx.array:
     bias = np.zeros((len(rows), 1, vocab_size), np.float32)
     for index, row in enumerate(rows):
         for token, value in row.logit_bias:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from mtplx_core.engine import Sampling
+from mtplx_core.engine import SamplingParams
 from mtplx_core.sampling.filters import FilterRows, apply_filters, filter_rows, has_filters
 from mtplx_core.sampling.min_tokens import bar_ends, end_bar
 from mtplx_core.sampling.noise import gumbel, noise_keys, seed_words
@@ -62,10 +62,10 @@ class SamplingBatch:
     """The parameters of some rows, on the device, in row order. Cheap to use and not quite cheap to make.
 
     Args:
-        rows: parameters in row order; the default `Sampling()` stands for a parked row.
+        rows: parameters in row order; the default `SamplingParams()` stands for a parked row.
     """
 
-    def __init__(self, rows: Sequence[Sampling], *, vocab_size: int) -> None:
+    def __init__(self, rows: Sequence[SamplingParams], *, vocab_size: int) -> None:
         self.rows = tuple(rows)
         self.vocab_size = vocab_size
         self._groups = [_Group(path, places, self) for path, places in _by_path(rows, vocab_size).items()]
@@ -239,7 +239,7 @@ class _Group:
         return rows if self._take is None else rows[self._take]
 
 
-def _by_path(rows: Iterable[Sampling], vocab_size: int) -> dict[_Path, tuple[int, ...]]:
+def _by_path(rows: Iterable[SamplingParams], vocab_size: int) -> dict[_Path, tuple[int, ...]]:
     paths: dict[_Path, tuple[int, ...]] = {}
     for index, row in enumerate(rows):
         path = _path(row, vocab_size)
@@ -247,7 +247,7 @@ def _by_path(rows: Iterable[Sampling], vocab_size: int) -> dict[_Path, tuple[int
     return paths
 
 
-def _path(row: Sampling, vocab_size: int) -> _Path:
+def _path(row: SamplingParams, vocab_size: int) -> _Path:
     is_edited = has_bias(row) or has_penalties(row)
     if row.is_greedy:
         return _Path(is_edited)  # the largest logit, which every filter keeps

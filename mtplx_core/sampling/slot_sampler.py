@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from mtplx_core.engine import Row, Sampling
+from mtplx_core.engine import Row, SamplingParams
 from mtplx_core.sampling.penalties import RowHistory, has_penalties, row_history
 from mtplx_core.sampling.sampler import Noise, SamplingBatch
 
@@ -20,7 +20,7 @@ class RowSampler:
 
     def __init__(self, *, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._rows: list[Sampling] = []
+        self._rows: list[SamplingParams] = []
         self._histories: list[RowHistory | None] = []
         self._batch: SamplingBatch | None = None
 
@@ -34,7 +34,7 @@ class RowSampler:
         history = row_history(row.prompt, row.committed, vocab_size=self._vocab_size) if needs_history else None
         self.put(slot, row.sampling, history)
 
-    def put(self, slot: int, sampling: Sampling, history: RowHistory | None) -> None:
+    def put(self, slot: int, sampling: SamplingParams, history: RowHistory | None) -> None:
         """Take a row in with what was generated of it."""
         if slot == len(self._rows):
             self._rows.append(sampling)
@@ -42,7 +42,7 @@ class RowSampler:
         self._rows[slot], self._histories[slot] = sampling, history
         self._batch = None
 
-    def lift(self, slot: int) -> tuple[Sampling, RowHistory | None]:
+    def lift(self, slot: int) -> tuple[SamplingParams, RowHistory | None]:
         """What `put` needs to put a row back."""
         return self._rows[slot], self._histories[slot]
 

@@ -18,7 +18,7 @@ from broker import keys
 from broker.former.daemon import Former, FormerConfig
 from broker.former.policy import PolicyConfig
 from broker.scripts import DEFAULT_BOUNDS, Refusal, RowCommit, RowFinish, Scripts
-from broker.wire import TERMINAL, Cause, Finished, Seat, pack_tokens
+from broker.wire import TERMINAL, Assignment, Cause, Finished, pack_tokens
 from harness import factories as make
 from harness.reads import read_counts, read_log, read_state, read_waiting
 from harness.redis_servers import InProcessServer
@@ -49,7 +49,7 @@ class Lifecycle(RuleBasedStateMachine):
         config = FormerConfig("unused", policy=PolicyConfig(rows_per_key=2))
         self.former = Former(config, commands=self.client, blocking=self.client)
         self.accepted: set[str] = set()
-        self.seats: set[tuple[str, Seat]] = set()
+        self.seats: set[tuple[str, Assignment]] = set()
         """Every seat a worker ever had: those it has still, and those from which it may write too late."""
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -87,7 +87,7 @@ class Lifecycle(RuleBasedStateMachine):
         self.run(self.former.form())
         for worker_id in WORKERS:
             rows = self.run(read_counts(self.client, keys.rows(worker_id)))
-            self.seats |= {(worker_id, Seat(name, attempt)) for name, attempt in rows.items()}
+            self.seats |= {(worker_id, Assignment(name, attempt)) for name, attempt in rows.items()}
 
     @rule(data=st.data(), count=st.integers(0, 3), back=st.integers(0, 2))
     def commit(self, data: st.DataObject, count: int, back: int) -> None:
@@ -179,10 +179,10 @@ class Lifecycle(RuleBasedStateMachine):
         states = {request_id: self.run(read_state(self.client, request_id)) for request_id in self.accepted}
         return [request_id for request_id, state in states.items() if state["status"].decode() in statuses]
 
-    def pick_seat(self, data: st.DataObject) -> tuple[str, Seat] | None:
+    def pick_seat(self, data: st.DataObject) -> tuple[str, Assignment] | None:
         return data.draw(st.sampled_from(sorted(self.seats))) if self.seats else None
 
-    def is_owner(self, worker_id: str, seat: Seat) -> bool:
+    def is_owner(self, worker_id: str, seat: Assignment) -> bool:
         state = self.run(read_state(self.client, seat.request_id))
         owner = (state["status"], state.get("owner"), int(state["attempt"]))
         return owner == (b"running", worker_id.encode(), seat.attempt)

@@ -7,17 +7,17 @@ import asyncio
 import pytest
 
 from broker.errors import BrokerUnavailableError
-from broker.outage import LATE_TICKS, TICK_S, SilenceWatch
+from broker.outage import LATE_TICKS, TICK_S, OutageWatch
 
 
-def ask_in_vain(watch: SilenceWatch, seconds: float) -> None:
+def ask_in_vain(watch: OutageWatch, seconds: float) -> None:
     """A question that nobody answers, and that fails in the end."""
     with watch.asking():
         tick_for(watch, seconds)
         raise BrokerUnavailableError("no answer")
 
 
-async def wait_in_vain(watch: SilenceWatch, seconds: float) -> None:
+async def wait_in_vain(watch: OutageWatch, seconds: float) -> None:
     """Work under the guard while Redis says nothing for so long."""
     async with watch.guard():
         with watch.asking():
@@ -25,13 +25,13 @@ async def wait_in_vain(watch: SilenceWatch, seconds: float) -> None:
             await asyncio.Event().wait()
 
 
-def tick_for(watch: SilenceWatch, seconds: float) -> None:
+def tick_for(watch: OutageWatch, seconds: float) -> None:
     for _ in range(round(seconds / TICK_S)):
         watch.tick(TICK_S)
 
 
 def test_watch_calls_redis_silent_when_a_question_stays_open() -> None:
-    watch = SilenceWatch(silent_s=1.0)
+    watch = OutageWatch(silent_s=1.0)
 
     with watch.asking():
         tick_for(watch, 0.9)
@@ -41,7 +41,7 @@ def test_watch_calls_redis_silent_when_a_question_stays_open() -> None:
 
 
 def test_watch_does_not_count_while_nobody_asks() -> None:
-    watch = SilenceWatch(silent_s=1.0)
+    watch = OutageWatch(silent_s=1.0)
 
     tick_for(watch, 5.0)
 
@@ -49,7 +49,7 @@ def test_watch_does_not_count_while_nobody_asks() -> None:
 
 
 def test_watch_starts_anew_with_every_answer() -> None:
-    watch = SilenceWatch(silent_s=1.0)
+    watch = OutageWatch(silent_s=1.0)
 
     with watch.asking():
         tick_for(watch, 0.9)
@@ -61,7 +61,7 @@ def test_watch_starts_anew_with_every_answer() -> None:
 
 
 def test_watch_does_not_take_its_own_standstill_for_silence() -> None:
-    watch = SilenceWatch(silent_s=1.0)
+    watch = OutageWatch(silent_s=1.0)
 
     with watch.asking():
         watch.tick(3600.0)
@@ -71,7 +71,7 @@ def test_watch_does_not_take_its_own_standstill_for_silence() -> None:
 
 
 def test_failed_question_proves_nothing() -> None:
-    watch = SilenceWatch(silent_s=1.0)
+    watch = OutageWatch(silent_s=1.0)
 
     with pytest.raises(BrokerUnavailableError):
         ask_in_vain(watch, 2.0)
@@ -80,14 +80,14 @@ def test_failed_question_proves_nothing() -> None:
 
 
 async def test_guard_ends_what_waits_when_redis_falls_silent() -> None:
-    watch = SilenceWatch(silent_s=1.0)
+    watch = OutageWatch(silent_s=1.0)
 
     with pytest.raises(BrokerUnavailableError):
         await wait_in_vain(watch, 1.5)
 
 
 async def test_guard_refuses_at_once_while_redis_is_silent() -> None:
-    watch = SilenceWatch(silent_s=1.0)
+    watch = OutageWatch(silent_s=1.0)
     with pytest.raises(BrokerUnavailableError):
         ask_in_vain(watch, 1.5)
     entered = False
@@ -100,7 +100,7 @@ async def test_guard_refuses_at_once_while_redis_is_silent() -> None:
 
 
 async def test_guard_passes_other_time_outs_on() -> None:
-    watch = SilenceWatch()
+    watch = OutageWatch()
 
     with pytest.raises(TimeoutError):
         async with watch.guard():
@@ -108,7 +108,7 @@ async def test_guard_passes_other_time_outs_on() -> None:
 
 
 async def test_guard_leaves_alone_what_has_ended() -> None:
-    watch = SilenceWatch(silent_s=1.0)
+    watch = OutageWatch(silent_s=1.0)
     async with watch.guard():
         pass
 

@@ -9,7 +9,7 @@ import pytest
 
 from harness.models import tiny_llama
 from mtplx_core.build import build_engine
-from mtplx_core.engine import Geometry, Profile, Row, Sampling, SchedulerMode
+from mtplx_core.engine import Geometry, Profile, Row, SamplingParams, SchedulerMode
 from mtplx_core.engines.ar_batch import ArBatchEngine
 from mtplx_core.engines.lane_guard import inside_mtp_lane
 from mtplx_core.engines.serial import SerialEngine
@@ -19,8 +19,8 @@ from mtplx_core.mtp.engine import MtpBatchEngine
 from tests.mtplx_core.driving import Heard, run
 
 GEOMETRY = Geometry(decode_batch_max=4, max_context_tokens=200, depth=1, prefill_chunk_tokens=16)
-ROW = Row("row", (10, 20, 30), 16, Sampling(temperature=0.8, seed=3), ignore_eos=True, top_logprobs=2)
-NEIGHBOURS = [Row("a", tuple(range(40, 90)), 20), Row("b", (7,), 9, Sampling(temperature=1.5, top_k=3, seed=4))]
+ROW = Row("row", (10, 20, 30), 16, SamplingParams(temperature=0.8, seed=3), ignore_eos=True, top_logprobs=2)
+NEIGHBOURS = [Row("a", tuple(range(40, 90)), 20), Row("b", (7,), 9, SamplingParams(temperature=1.5, top_k=3, seed=4))]
 
 
 @pytest.fixture(scope="module")

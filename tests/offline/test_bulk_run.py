@@ -13,13 +13,13 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from api.bulk.rows import Recipe, Row, count_rows, read_rows
+from api.bulk.rows import BulkRow, RowRecipe, count_rows, read_rows
 from console.supervisor import mtplx_command
 from harness.scripted import ask
 from harness.stack import Stack, clean_environment, wait_until
 from tests.offline.test_text_client import text_of
 
-RECIPE = Recipe("m", is_raw=True)
+RECIPE = RowRecipe("m", is_raw=True)
 
 
 def command(stack: Stack, prompts: Path, output: Path, *more: str) -> list[str]:
@@ -108,7 +108,7 @@ def test_table_without_the_column_is_refused_by_name(offline_stack: Stack, tmp_p
     assert "question, who" in refused.stderr
 
 
-def rows_of(path: Path, recipe: Recipe) -> list[Row]:
+def rows_of(path: Path, recipe: RowRecipe) -> list[BulkRow]:
     rows = list(read_rows(path, recipe))
     assert count_rows(path, recipe.source) == len(rows)
     return rows
@@ -117,7 +117,7 @@ def rows_of(path: Path, recipe: Recipe) -> list[Row]:
 def test_csv_fills_a_template_and_keeps_line_breaks_in_fields(tmp_path: Path) -> None:
     (tmp_path / "p.csv").write_text('a,b\n"x, {b}\ny",1\nz,\n', encoding="utf-8-sig")
 
-    rows = rows_of(tmp_path / "p.csv", Recipe("m", template="{a}-{b}", is_raw=True))
+    rows = rows_of(tmp_path / "p.csv", RowRecipe("m", template="{a}-{b}", is_raw=True))
 
     assert [json.loads(row.body)["prompt"] for row in rows] == ["x, {b}\ny-1", "z-"]
 
@@ -125,7 +125,7 @@ def test_csv_fills_a_template_and_keeps_line_breaks_in_fields(tmp_path: Path) ->
 def test_parquet_is_read_by_column(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"q": ["one", "two"], "n": [1, 2]}), tmp_path / "p.parquet")
 
-    rows = rows_of(tmp_path / "p.parquet", Recipe("m", column="q", system="Be brief.", fields={"max_tokens": 3}))
+    rows = rows_of(tmp_path / "p.parquet", RowRecipe("m", column="q", system="Be brief.", fields={"max_tokens": 3}))
 
     assert [row.number for row in rows] == [1, 2]
     assert json.loads(rows[1].body) == {

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.calls.client import Terms, TextClient
+from api.calls.client import QueueOptions, TextClient
 from broker import keys
 from broker.client.client import Client
 from harness.scripted import ask
@@ -102,7 +102,7 @@ def ask_by_http(http: httpx.Client) -> dict[str, Any]:
 async def ask_directly(stack: Stack) -> dict[str, Any]:
     """The same from a program that has just started."""
     async with await TextClient.open(stack.redis_url) as text:
-        call = await text.complete("at length", model=NAME, terms=Terms(idempotency_key="key-9"))
+        call = await text.complete("at length", model=NAME, terms=QueueOptions(idempotency_key="key-9"))
         return dict(json.loads((await call.whole()).body) | {"created": 0})
 
 

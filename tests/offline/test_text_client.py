@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from api.calls.client import Terms, TextClient
+from api.calls.client import QueueOptions, TextClient
 from api.errors import BadRequestError, ModelNotFoundError
 from api.openai.schemas import Chat, Completion
 from broker.client.client import Client
@@ -65,7 +65,7 @@ async def test_answer_is_fetched_later_by_another_client(text: TextClient, offli
 
 
 async def test_call_asked_again_under_its_idempotency_key_is_the_same_call(text: TextClient) -> None:
-    terms = Terms(idempotency_key="text-client-1")
+    terms = QueueOptions(idempotency_key="text-client-1")
     first = await text.complete("again", model=NAME, max_tokens=6, n=2, terms=terms)
 
     second = await text.complete("again", model=NAME, max_tokens=6, n=2, terms=terms)
@@ -86,7 +86,7 @@ async def test_cancelled_call_ends(text: TextClient) -> None:
 async def test_call_refused_half_way_is_whole_when_it_is_asked_for_again(
     text: TextClient, offline_stack: Stack
 ) -> None:
-    terms = Terms(call_id="half-way")
+    terms = QueueOptions(call_id="half-way")
     async with TextClient(await Client.open(offline_stack.redis_url, bounds=Bounds(requests=1))) as narrow:
         with pytest.raises(QueueFullError):
             await narrow.complete("half", model=NAME, max_tokens=300, n=2, terms=terms)

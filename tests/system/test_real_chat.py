@@ -16,7 +16,7 @@ from broker.client.client import Client
 from broker.wire import decode_events, unpack_tokens
 from harness.chat_prompts import chat_prompt
 from harness.stack import Stack
-from mtplx_core.engine import Sampling
+from mtplx_core.engine import SamplingParams
 from mtplx_core.models.loader import LoadedModel
 from mtplx_core.sampling.audit import audit
 
@@ -69,7 +69,8 @@ async def test_sixteen_chats_at_once_each_get_the_samplers_own_tokens(
 ) -> None:
     tokenizer = Tokenizer.from_buffer(smollm2.tokenizer_files["tokenizer.json"])
     asked = [
-        (QUESTIONS[i % 4], Sampling() if i % 2 else Sampling(temperature=0.8, top_p=0.9, seed=i)) for i in range(16)
+        (QUESTIONS[i % 4], SamplingParams() if i % 2 else SamplingParams(temperature=0.8, top_p=0.9, seed=i))
+        for i in range(16)
     ]
     heard = await asyncio.gather(
         *(

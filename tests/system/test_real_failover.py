@@ -15,7 +15,7 @@ from broker.client.client import Client
 from broker.wire import unpack_tokens
 from harness.chat_prompts import chat_prompt
 from harness.stack import Stack
-from mtplx_core.engine import Sampling
+from mtplx_core.engine import SamplingParams
 from mtplx_core.models.loader import LoadedModel
 from mtplx_core.sampling.audit import audit
 from tests.system.breaking import until_async
@@ -24,7 +24,7 @@ MODEL = "smollm2-135m"
 LENGTH, KILLED_AT = 200, 30
 LEASE_S = "2"
 QUESTION = "Tell me a long story about a fox and a dog."
-SAMPLINGS = (Sampling(), Sampling(temperature=0.8, top_p=0.95, seed=11))
+SAMPLINGS = (SamplingParams(), SamplingParams(temperature=0.8, top_p=0.95, seed=11))
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ async def test_answers_are_the_samplers_own_when_their_worker_is_killed_in_mid_s
         assert result.passed, result
 
 
-async def _ask(http: httpx.AsyncClient, sampling: Sampling) -> Any:
+async def _ask(http: httpx.AsyncClient, sampling: SamplingParams) -> Any:
     body = {
         "model": MODEL,
         "messages": [{"role": "user", "content": QUESTION}],

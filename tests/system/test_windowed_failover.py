@@ -18,7 +18,7 @@ from broker.wire import unpack_tokens
 from harness.families.checkpoints import write_checkpoint
 from harness.families.sizes import CONTEXT, WINDOW
 from harness.stack import Stack
-from mtplx_core.engine import Sampling
+from mtplx_core.engine import SamplingParams
 from mtplx_core.models.loader import load_model
 from mtplx_core.sampling.audit import audit
 from tests.system.breaking import until_async
@@ -27,7 +27,7 @@ FAMILY = "gpt_oss"
 LEASE_S = "2"
 PROMPT = [10, 20, 30, 40]
 LENGTH, KILLED_AT = CONTEXT - len(PROMPT), 5 * WINDOW
-SAMPLINGS = (Sampling(), Sampling(temperature=0.8, seed=11))
+SAMPLINGS = (SamplingParams(), SamplingParams(temperature=0.8, seed=11))
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ async def test_windows_are_filled_again_where_an_answer_goes_on(stack: Stack, cl
         assert result.passed, result
 
 
-async def _ask(http: httpx.AsyncClient, sampling: Sampling) -> Any:
+async def _ask(http: httpx.AsyncClient, sampling: SamplingParams) -> Any:
     body = {
         "model": FAMILY,
         "prompt": PROMPT,

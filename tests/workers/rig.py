@@ -14,12 +14,12 @@ from redis.asyncio import Redis
 from broker import keys
 from broker.scripts import DEFAULT_BOUNDS, Scripts, Submission
 from broker.text.token_bytes import byte_table, text_of
-from broker.wire import Request, Sampling, Seat, Ticket, pack_tokens, seed_of
+from broker.wire import Assignment, Request, Sampling, Ticket, pack_tokens, seed_of
 from harness.clock import FakeClock
 from harness.redis_servers import InProcessServer, Server
 from harness.wait import PATIENCE_S
 from mtplx_core.engine import Engine, Geometry, Row
-from mtplx_core.engines.scripted import Script, ScriptedEngine, Work, scripted_completion
+from mtplx_core.engines.scripted import Script, ScriptedEngine, StepWork, scripted_completion
 from workers.config import ScriptConfig, WorkerConfig
 from workers.daemon import Links, Worker
 from workers.lane import ServedModel
@@ -60,7 +60,7 @@ class Gate:
         self._permits = threading.Semaphore(0)
         self._is_open = threading.Event()
 
-    def __call__(self, work: Work) -> None:
+    def __call__(self, work: StepWork) -> None:
         while not self._is_open.is_set() and not self._permits.acquire(timeout=0.01):
             pass
 
@@ -205,8 +205,8 @@ async def wait_for_redis(client: Redis, key: str, field: str, value: bytes | Non
             await asyncio.sleep(0.001)
 
 
-def seat(text: str, attempt: int = 1) -> Seat:
-    return Seat(text, attempt)
+def seat(text: str, attempt: int = 1) -> Assignment:
+    return Assignment(text, attempt)
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from broker import keys
 from broker.wire import Finished
 from harness.reads import read_end, read_log
 from harness.redis_servers import Server
-from mtplx_core.engines.scripted import Fault
+from mtplx_core.engines.scripted import ScriptedFault
 from tests.workers.rig import Rig, opened, serving
 from workers.cohort_log import CohortLedger
 from workers.config import ScriptConfig
@@ -90,7 +90,7 @@ async def test_rows_of_a_worker_declared_dead_are_lost(rig: Rig) -> None:
 
 
 async def test_rows_of_an_engine_that_dies_are_on_record_as_crashed(server: Server, client: Redis) -> None:
-    script = replace(script_of(ScriptConfig()), faults=(Fault("dead", 3),))
+    script = replace(script_of(ScriptConfig()), faults=(ScriptedFault("dead", 3),))
     rig = Rig(server, client, script=script)
     rig.gate.open()
     async with serving(rig) as running:

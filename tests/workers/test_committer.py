@@ -25,7 +25,7 @@ from broker.wire import (
 from harness.channels import listening
 from harness.reads import read_end, read_free_rows, read_log, read_state, read_status
 from harness.redis_servers import Server
-from mtplx_core.engines.scripted import Fault
+from mtplx_core.engines.scripted import ScriptedFault
 from tests.workers.rig import FragileServer, Rig, opened, seat, wait_until
 from workers.config import ScriptConfig
 from workers.scripted_lane import script_of
@@ -249,7 +249,7 @@ async def test_committer_fails_a_row_whose_log_is_too_long_at_the_end(rig: Rig, 
 
 
 async def test_committer_fails_a_row_that_the_engine_ends_with_an_error(server: Server, client: Redis) -> None:
-    script = replace(script_of(ScriptConfig()), faults=(Fault("row", 2),))
+    script = replace(script_of(ScriptConfig()), faults=(ScriptedFault("row", 2),))
     async with opened(server, client, script=script) as rig:
         await rig.run_requests("a")
 

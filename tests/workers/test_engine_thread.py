@@ -11,10 +11,10 @@ import pytest
 
 from harness.wait import PATIENCE_S
 from mtplx_core.engine import Geometry, Row
-from mtplx_core.engines.scripted import Fault, Script, ScriptedEngine, scripted_completion
+from mtplx_core.engines.scripted import Script, ScriptedEngine, ScriptedFault, scripted_completion
 from mtplx_core.errors import EngineDeadError
 from tests.workers.rig import Hang
-from workers.engine_thread import Answered, Delivery, Died, EngineThread, Rejected, Stepped
+from workers.engine_thread import Delivery, Died, EngineThread, FunctionAnswer, Rejected, Stepped
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class Driver:
 
     def use(self, script: Script | None = None, *, hang: Callable[[], object] | None = None) -> None:
         self.thread.use(0, lambda: ScriptedEngine(GEOMETRY, script, hang=hang))
-        self.next(Answered)
+        self.next(FunctionAnswer)
 
     def next(self, kind: type[T]) -> T:
         delivery = self.deliveries.get(timeout=PATIENCE_S)
@@ -105,36 +105,36 @@ class Idling(ScriptedEngine):
 def test_thread_lets_an_engine_without_rows_work_and_admits_rows_as_ever(driver: Driver) -> None:
     engine = Idling()
     driver.thread.use(0, lambda: engine)
-    driver.next(Answered)
+    driver.next(FunctionAnswer)
 
     engine.done.get(timeout=PATIENCE_S)
     driver.thread.call(1, lambda: setattr(engine, "pieces", 2))
-    driver.next(Answered)
+    driver.next(FunctionAnswer)
     driver.thread.admit(row())
     assert len(driver.tokens(5)) == 5
     engine.done.get(timeout=PATIENCE_S)
     driver.thread.call(2, lambda: list(engine.rows))
 
-    assert driver.next(Answered).value == [0] * 5
+    assert driver.next(FunctionAnswer).value == [0] * 5
 
 
 def test_thread_runs_functions_before_there_is_an_engine(driver: Driver) -> None:
     driver.thread.call(7, lambda: threading.current_thread().name)
 
-    assert driver.next(Answered) == Answered(7, "engine", None)
+    assert driver.next(FunctionAnswer) == FunctionAnswer(7, "engine", None)
 
 
 def test_thread_hands_back_what_a_function_raises(driver: Driver) -> None:
     driver.thread.call(7, lambda: 1 // 0)
 
-    answered = driver.next(Answered)
+    answered = driver.next(FunctionAnswer)
 
     assert isinstance(answered.error, ZeroDivisionError)
 
 
 def test_thread_lives_on_when_an_engine_cannot_be_built(driver: Driver) -> None:
     driver.thread.use(1, lambda: ScriptedEngine(GEOMETRY, 1 // 0))  # type: ignore[arg-type]  # never gets that far
-    assert driver.next(Answered).error is not None
+    assert driver.next(FunctionAnswer).error is not None
 
     driver.use()
     driver.thread.admit(row())
@@ -160,7 +160,7 @@ def test_thread_stops_a_row_that_is_discarded() -> None:
     driver.thread.acknowledge(1)
     driver.thread.snapshot(9)
 
-    assert driver.next(Answered).value["active_rows"] == 0
+    assert driver.next(FunctionAnswer).value["active_rows"] == 0
     driver.end()
 
 
@@ -170,7 +170,7 @@ def test_thread_waits_when_it_has_run_ahead_and_goes_on_when_steps_are_acknowled
     driver.thread.admit(row())
     driver.tokens(2)
     driver.thread.call(1, lambda: None)
-    driver.next(Answered)
+    driver.next(FunctionAnswer)
 
     driver.thread.acknowledge(2)
 
@@ -181,12 +181,12 @@ def test_thread_waits_when_it_has_run_ahead_and_goes_on_when_steps_are_acknowled
 def test_thread_answers_with_no_counters_before_there_is_an_engine(driver: Driver) -> None:
     driver.thread.snapshot(3)
 
-    assert driver.next(Answered) == Answered(3, {}, None)
+    assert driver.next(FunctionAnswer) == FunctionAnswer(3, {}, None)
 
 
 def test_thread_dies_with_its_engine_and_says_why() -> None:
     driver = Driver()
-    driver.use(Script(faults=(Fault("dead", 1),)))
+    driver.use(Script(faults=(ScriptedFault("dead", 1),)))
 
     driver.thread.admit(row())
     driver.next(Stepped)
@@ -219,7 +219,7 @@ def test_thread_does_nothing_more_once_it_is_closed() -> None:
 def test_thread_that_is_stuck_in_a_step_does_not_join() -> None:
     hang = Hang()
     driver = Driver()
-    driver.use(Script(faults=(Fault("hang", 0),)), hang=hang)
+    driver.use(Script(faults=(ScriptedFault("hang", 0),)), hang=hang)
     driver.thread.admit(row())
     assert hang.entered.wait(PATIENCE_S)
 

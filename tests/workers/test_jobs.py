@@ -11,15 +11,15 @@ from redis.asyncio import Redis
 from broker import keys
 from broker.errors import BrokerUnavailableError, WireError
 from broker.scripts import DEFAULT_BOUNDS, RowCommit, Scripts
-from broker.wire import WIRE_VERSION, Failed, Logprob, Seat, encode, pack_tokens, seed_of
+from broker.wire import WIRE_VERSION, Assignment, Failed, Logprob, encode, pack_tokens, seed_of
 from harness import factories as make
 from harness.reads import read_end, read_jobs, read_status
 from harness.redis_servers import ChildServer
 from harness.running import run_rows
 from tests.workers.rig import FragileServer
-from workers.jobs import Entry, JobReader, Tongue, parse_seats
+from workers.jobs import JobEntry, JobReader, TokenDecoder, parse_seats
 
-TONGUE = Tongue(None, frozenset())
+TONGUE = TokenDecoder(None, frozenset())
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def reader(client: Redis, blocking: Redis, scripts: Scripts) -> JobReader:
     return JobReader(client, blocking, scripts)
 
 
-async def read_one(reader: JobReader) -> Entry:
+async def read_one(reader: JobReader) -> JobEntry:
     [entry] = await reader.read("w1", block_ms=None)
     return entry
 
@@ -108,7 +108,7 @@ async def test_reader_passes_over_a_seat_that_is_not_its_own(
 
 
 async def test_reader_passes_over_a_request_that_is_gone(reader: JobReader) -> None:
-    assert await reader.load("w1", [Seat("nobody", 1)], TONGUE) == []
+    assert await reader.load("w1", [Assignment("nobody", 1)], TONGUE) == []
 
 
 async def test_reader_asks_redis_nothing_without_seats(reader: JobReader) -> None:
@@ -161,7 +161,7 @@ async def test_reader_says_when_redis_is_away(fragile: FragileServer) -> None:
 
 
 def test_seats_are_pairs_of_request_and_attempt() -> None:
-    assert parse_seats({b"seats": b"r1 1 r2 3", b"wire": b"1"}) == [Seat("r1", 1), Seat("r2", 3)]
+    assert parse_seats({b"seats": b"r1 1 r2 3", b"wire": b"1"}) == [Assignment("r1", 1), Assignment("r2", 3)]
 
 
 def test_seats_of_a_newer_wire_version_are_not_guessed_at() -> None:
@@ -179,6 +179,6 @@ async def test_reader_wakes_for_a_job_that_comes_while_it_waits(valkey: ChildSer
 
     _, entries = await asyncio.gather(scripts.form("w1", "c1", ["r1"]), reader.read("w1", block_ms=10_000))
 
-    assert parse_seats(entries[0].fields) == [Seat("r1", 1)]
+    assert parse_seats(entries[0].fields) == [Assignment("r1", 1)]
     await client.aclose()
     await blocking.aclose()

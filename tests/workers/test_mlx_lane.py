@@ -19,8 +19,7 @@ from broker.wire import Request, Sampling, SamplingDefaults, Ticket, pack_tokens
 from harness.models import EOS_TOKEN_ID, write_tiny_llama, write_tiny_mamba
 from harness.reads import read_log, read_status
 from harness.wait import PATIENCE_S
-from mtplx_core.engine import Geometry, Row, SchedulerMode
-from mtplx_core.engine import Sampling as EngineSampling
+from mtplx_core.engine import Geometry, Row, SamplingParams, SchedulerMode
 from mtplx_core.engines.serial import SerialEngine
 from mtplx_core.errors import ModelLoadError, UnsupportedModeError
 from mtplx_core.heads.attached import AttachedHead
@@ -91,7 +90,7 @@ async def test_worker_decodes_what_the_model_says(fragile: FragileServer, folder
     client = fragile.client()
     tokens = await read_log(client, "a")
     assert len(tokens) == 12
-    assert audit(load_model(folder).model, PROMPT, tokens, EngineSampling(temperature=0.8, seed=11)).passed
+    assert audit(load_model(folder).model, PROMPT, tokens, SamplingParams(temperature=0.8, seed=11)).passed
     assert await read_status(client, "a") == "finished"
 
 
@@ -105,8 +104,8 @@ async def test_worker_decodes_rows_together(fragile: FragileServer, folder: Path
 
     client = fragile.client()
     plain = load_model(folder).model
-    assert audit(plain, PROMPT, await read_log(client, "a"), EngineSampling()).passed
-    assert audit(plain, PROMPT, await read_log(client, "b"), EngineSampling(temperature=1.2, seed=11)).passed
+    assert audit(plain, PROMPT, await read_log(client, "a"), SamplingParams()).passed
+    assert audit(plain, PROMPT, await read_log(client, "b"), SamplingParams(temperature=1.2, seed=11)).passed
 
 
 async def test_worker_says_what_its_model_is(fragile: FragileServer, folder: Path) -> None:

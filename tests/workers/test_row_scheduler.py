@@ -4,34 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.wire import Request, Seat, pack_tokens
-from workers.row_scheduler import Moves, PlaceRules, arrange, count_held
-from workers.running_row import LiveRow
-from workers.stop_detection import RowText
+from broker.wire import Assignment, Request, pack_tokens
+from workers.row_scheduler import Moves, SchedulerRules, arrange, count_held
+from workers.running_row import ActiveRow
+from workers.stop_detection import StopDetector
 
 NOW_S = 1000.0
-RULES = PlaceRules(width=2, offline_age_s=600.0, min_run_s=5.0)
+RULES = SchedulerRules(width=2, offline_age_s=600.0, min_run_s=5.0)
 
 
-def row(name: str, **changes: Any) -> LiveRow:
+def row(name: str, **changes: Any) -> ActiveRow:
     request = Request(name, "model", "balanced", pack_tokens((1, 2)), 10)
-    text = RowText(None, stops=(), ending=frozenset())
-    made = LiveRow(Seat(name, 1), request, prompt=(1, 2), seed=7, reply="", text=text, seated_s=NOW_S)
+    text = StopDetector(None, stops=(), ending=frozenset())
+    made = ActiveRow(Assignment(name, 1), request, prompt=(1, 2), seed=7, reply="", text=text, seated_s=NOW_S)
     for field, value in changes.items():
         setattr(made, field, value)
     return made
 
 
-def offline(name: str, **changes: Any) -> LiveRow:
+def offline(name: str, **changes: Any) -> ActiveRow:
     """An offline row that is decoded."""
     return row(name, is_offline=True, is_submitted=True, **changes)
 
 
-def interactive(name: str, **changes: Any) -> LiveRow:
+def interactive(name: str, **changes: Any) -> ActiveRow:
     return row(name, is_submitted=True, **changes)
 
 
-def moved(*rows: LiveRow, rules: PlaceRules = RULES) -> dict[str, list[str]]:
+def moved(*rows: ActiveRow, rules: SchedulerRules = RULES) -> dict[str, list[str]]:
     """What moves, by name."""
     moves = arrange(rows, rules, now_s=NOW_S)
     return {
@@ -114,8 +114,8 @@ def test_paused_row_that_has_aged_goes_before_interactive_ones() -> None:
 def test_row_is_handed_back_when_there_is_no_memory_to_pause_it_in() -> None:
     rows = [offline("o"), offline("paused", is_paused=True), interactive("a"), row("b")]
 
-    assert moved(*rows, rules=PlaceRules(width=2, paused_tokens=3)) == {"returned": ["o"], "admitted": ["b"]}
-    assert moved(*rows, rules=PlaceRules(width=2, paused_tokens=4)) == {"paused": ["o"], "admitted": ["b"]}
+    assert moved(*rows, rules=SchedulerRules(width=2, paused_tokens=3)) == {"returned": ["o"], "admitted": ["b"]}
+    assert moved(*rows, rules=SchedulerRules(width=2, paused_tokens=4)) == {"paused": ["o"], "admitted": ["b"]}
 
 
 def test_rows_that_have_ended_take_no_place() -> None:

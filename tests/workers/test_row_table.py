@@ -8,6 +8,7 @@ import pytest
 
 from broker.scripts import CommitResult, FinishResult, Refusal
 from broker.wire import (
+    Assignment,
     Cause,
     Failed,
     Finished,
@@ -15,29 +16,36 @@ from broker.wire import (
     Progress,
     Request,
     Sampling,
-    Seat,
     Stats,
     Tokens,
     decode_events,
 )
 from broker.wire import pack_tokens as pack
-from mtplx_core.engine import PrefillProgress, RowCycle, RowEnd, RowStats, RowTokens, StepResult, TokenLogprob
-from mtplx_core.engine import Sampling as EngineSampling
+from mtplx_core.engine import (
+    PrefillProgress,
+    RowCycle,
+    RowEnd,
+    RowStats,
+    RowTokens,
+    SamplingParams,
+    StepResult,
+    TokenLogprob,
+)
 from workers.row_table import PROGRESS_EVERY_S, RowTable
-from workers.running_row import LiveRow, end_of
-from workers.stop_detection import RowText
+from workers.running_row import ActiveRow, end_of
+from workers.stop_detection import StopDetector
 
 TABLE = tuple(bytes([token]) for token in range(128))
 STATS = RowStats(cycles=3, drafted=(3,), accepted=(2,), min_width=1, max_width=4)
 
 
-def row(name: str = "a", *, reply: str = "ear", stops: tuple[bytes, ...] = (), **request: Any) -> LiveRow:
+def row(name: str = "a", *, reply: str = "ear", stops: tuple[bytes, ...] = (), **request: Any) -> ActiveRow:
     made = Request(name, "model", "balanced", pack((1, 2)), 10, stop=stops, **request)
-    text = RowText(TABLE, stops=stops, ending=frozenset({0}))
-    return LiveRow(Seat(name, 1), made, prompt=(1, 2), seed=7, reply=reply, text=text)
+    text = StopDetector(TABLE, stops=stops, ending=frozenset({0}))
+    return ActiveRow(Assignment(name, 1), made, prompt=(1, 2), seed=7, reply=reply, text=text)
 
 
-def table_of(*rows: LiveRow) -> RowTable:
+def table_of(*rows: ActiveRow) -> RowTable:
     table = RowTable()
     for each in rows:
         each.is_submitted = True
@@ -53,7 +61,7 @@ def ended(name: str, reason: Any, message: str = "") -> StepResult:
     return StepResult(ends=(RowEnd(f"{name}:1", reason, message, STATS),))
 
 
-def commit_all(table: RowTable, result: CommitResult | None = None) -> list[LiveRow]:
+def commit_all(table: RowTable, result: CommitResult | None = None) -> list[ActiveRow]:
     return table.take_commit(table.gather(0.0), result or CommitResult())
 
 
@@ -74,7 +82,7 @@ def test_row_asks_the_engine_for_what_the_request_says() -> None:
     asked = made.engine_row()
 
     assert (asked.row_id, asked.prompt, asked.committed, asked.max_tokens) == ("a:1", (1, 2), (65, 66), 10)
-    assert asked.sampling == EngineSampling(0.5, 0.9, 40, 0.1, 1.1, 0.2, 0.3, ((5, 1.5),), 7)
+    assert asked.sampling == SamplingParams(0.5, 0.9, 40, 0.1, 1.1, 0.2, 0.3, ((5, 1.5),), 7)
     assert (asked.stop_token_ids, asked.ignore_eos, asked.top_logprobs) == (frozenset({9}), True, 2)
     assert asked.min_tokens == 3
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from mtplx_core.engine import Geometry, Row, StepResult
-from mtplx_core.engines.scripted import Fault, Script, ScriptedEngine
+from mtplx_core.engines.scripted import Script, ScriptedEngine, ScriptedFault
 from tests.workers.rig import Hang, wait_until
 from workers.errors import EngineFailedError
 from workers.service import Service
@@ -107,7 +107,7 @@ async def test_service_raises_what_a_function_raised(service: Service) -> None:
 
 async def test_service_fails_what_waits_when_the_engine_dies(service: Service, notes: Notes) -> None:
     hang = Hang()
-    script = Script(faults=(Fault("hang", 0), Fault("dead", 0)))
+    script = Script(faults=(ScriptedFault("hang", 0), ScriptedFault("dead", 0)))
     await service.use(lambda: engine_of(script, hang=hang))
     service.submit(Row("a", (1,), 2))
     await wait_until(hang.entered.is_set)
@@ -122,7 +122,7 @@ async def test_service_fails_what_waits_when_the_engine_dies(service: Service, n
 
 
 async def test_service_refuses_calls_once_the_engine_is_dead(service: Service, notes: Notes) -> None:
-    await service.use(lambda: engine_of(Script(faults=(Fault("dead", 0),))))
+    await service.use(lambda: engine_of(Script(faults=(ScriptedFault("dead", 0),))))
     service.submit(Row("a", (1,), 2))
     await wait_until(lambda: bool(notes.deaths))
 
@@ -150,7 +150,7 @@ async def test_service_says_that_its_thread_is_stuck(notes: Notes) -> None:
     hang = Hang()
     service = Service(notes, run_ahead_steps=3, join_s=0.01)
     service.start()
-    await service.use(lambda: engine_of(Script(faults=(Fault("hang", 0),)), hang=hang))
+    await service.use(lambda: engine_of(Script(faults=(ScriptedFault("hang", 0),)), hang=hang))
     service.submit(Row("a", (1,), 2))
     await wait_until(hang.entered.is_set)
 

@@ -8,7 +8,7 @@ import pytest
 
 from broker.errors import BrokerUnavailableError
 from harness.wait import PATIENCE_S
-from workers.step_runner import Crew, persist
+from workers.step_runner import StepRunner, persist
 
 
 async def never() -> None:
@@ -37,24 +37,24 @@ class Away:
 
 
 async def test_first_says_that_the_work_came_first() -> None:
-    assert await Crew().first(at_once(), never())
+    assert await StepRunner().first(at_once(), never())
 
 
 async def test_first_says_that_something_else_came_first() -> None:
-    assert not await Crew().first(never(), at_once())
+    assert not await StepRunner().first(never(), at_once())
 
 
 async def test_first_says_that_time_was_up() -> None:
-    assert not await Crew().first(never(), timeout_s=0.0)
+    assert not await StepRunner().first(never(), timeout_s=0.0)
 
 
 async def test_first_raises_what_its_work_raises() -> None:
     with pytest.raises(KeyError):
-        await Crew().first(broken(), never())
+        await StepRunner().first(broken(), never())
 
 
 async def test_first_raises_what_a_task_of_the_crew_failed_with() -> None:
-    crew = Crew()
+    crew = StepRunner()
     crew.repeat("broken", broken)
 
     with pytest.raises(KeyError):
@@ -64,7 +64,7 @@ async def test_first_raises_what_a_task_of_the_crew_failed_with() -> None:
 
 
 async def test_first_raises_the_first_of_several_failures() -> None:
-    crew = Crew()
+    crew = StepRunner()
     crew.fail(KeyError("first"))
     crew.fail(ValueError("second"))
 
@@ -73,7 +73,7 @@ async def test_first_raises_the_first_of_several_failures() -> None:
 
 
 async def test_crew_repeats_a_step() -> None:
-    crew, done = Crew(), asyncio.Event()
+    crew, done = StepRunner(), asyncio.Event()
     turns = iter(range(1000))
 
     async def turn() -> None:
@@ -88,7 +88,7 @@ async def test_crew_repeats_a_step() -> None:
 
 
 async def test_crew_dismisses_one_task_and_forgets_it() -> None:
-    crew = Crew()
+    crew = StepRunner()
     crew.repeat("never", never)
 
     await crew.dismiss("never")
@@ -118,7 +118,7 @@ async def test_longest_wait_between_two_tries_can_be_bounded(monkeypatch: pytest
 
 
 async def test_crew_waits_out_a_redis_that_is_away() -> None:
-    crew, step, done = Crew(), Away(), asyncio.Event()
+    crew, step, done = StepRunner(), Away(), asyncio.Event()
 
     async def turn() -> None:
         await step()

@@ -16,8 +16,8 @@ from redis.asyncio import Redis
 from api.batch.file_store import FileStore, content_path
 from api.batch.lease import BatchLease, LeaseLostError
 from api.batch.lines import LineRules
-from api.batch.parts import Parts, Tally
-from api.batch.progress import Progress, Tools
+from api.batch.parts import LineCounts, Parts
+from api.batch.progress import BatchProgress, Tools
 from api.batch.runner import BatchRunner, RunnerLimits
 from api.calls.client import TextClient
 from api.errors import ApiError
@@ -219,7 +219,7 @@ async def test_errors_for_lines_left_are_not_written_for_a_batch_that_is_lost(
     record: BatchRecord, tools: Tools, store: FileStore
 ) -> None:
     lease = BatchLease(tools.desk, BATCH, "first", lease_s=LEASE_S)
-    progress = Progress(record, tools, Parts(store, BATCH, "first"), Tally(), lease)
+    progress = BatchProgress(record, tools, Parts(store, BATCH, "first"), LineCounts(), lease)
     giving_up = asyncio.create_task(progress.give_up(RULES))
     await settle()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from api.batch.file_store import FileStore
-from api.batch.parts import Kind, Parts, Result, Tally
+from api.batch.parts import Kind, LineCounts, Parts, Result
 from api.errors import ApiConfigError
 
 
@@ -24,7 +24,7 @@ def result(number: int, kind: Kind = "output", *, tokens: int = 2) -> Result:
     return Result(number, kind, json.dumps(record).encode() + b"\n")
 
 
-def joined(parts: Parts, tally: Tally, kind: Kind = "output") -> list[int]:
+def joined(parts: Parts, tally: LineCounts, kind: Kind = "output") -> list[int]:
     file = io.BytesIO()
     size = parts.join(kind, tally, file)
     lines = file.getvalue().splitlines(keepends=True)
@@ -46,7 +46,7 @@ def test_line_written_by_two_runners_is_in_the_files_once(store: FileStore) -> N
     Parts(store, "b", "first").write([result(1), result(2)])
     Parts(store, "b", "second").write([result(2), result(3)])
     Parts(store, "b", "second").write([result(3, "error")])
-    parts, tally = Parts(store, "b", "third"), Tally()
+    parts, tally = Parts(store, "b", "third"), LineCounts()
 
     output, errors = joined(parts, tally), joined(parts, tally, "error")
 
@@ -65,7 +65,7 @@ def test_half_a_line_of_a_killed_runner_counts_for_nothing(store: FileStore) -> 
 def test_parts_of_another_batch_are_not_read(store: FileStore) -> None:
     Parts(store, "b", "first").write([result(1)])
 
-    assert joined(Parts(store, "c", "first"), Tally()) == []
+    assert joined(Parts(store, "c", "first"), LineCounts()) == []
 
 
 def test_deleted_parts_are_gone(store: FileStore) -> None:
@@ -74,7 +74,7 @@ def test_deleted_parts_are_gone(store: FileStore) -> None:
 
     parts.delete()
 
-    assert joined(parts, Tally()) == []
+    assert joined(parts, LineCounts()) == []
 
 
 def test_content_comes_back_and_goes(store: FileStore) -> None:

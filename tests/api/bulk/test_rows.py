@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from api.bulk.lines import EncodingError, RawLine, read_lines
-from api.bulk.rows import Recipe, Row, Source, count_rows, read_rows
+from api.bulk.rows import BulkRow, RowRecipe, Source, count_rows, read_rows
 from api.bulk.run import Bulk
 from api.errors import ApiConfigError
 from console.commands.run import until_broken_off
@@ -31,14 +31,14 @@ ENCODINGS = {
 }
 
 
-def rows_of(path: Path, recipe: Recipe | None = None) -> list[Row]:
-    recipe = recipe or Recipe("m", is_raw=True)
+def rows_of(path: Path, recipe: RowRecipe | None = None) -> list[BulkRow]:
+    recipe = recipe or RowRecipe("m", is_raw=True)
     rows = list(read_rows(path, recipe))
     assert count_rows(path, recipe.source) == len(rows)
     return rows
 
 
-def prompts_of(path: Path, recipe: Recipe | None = None) -> list[str]:
+def prompts_of(path: Path, recipe: RowRecipe | None = None) -> list[str]:
     rows = rows_of(path, recipe)
     assert [row.problem for row in rows] == [""] * len(rows)
     return [json.loads(row.body)["prompt"] for row in rows]
@@ -82,7 +82,7 @@ def test_text_file_is_a_prompt_a_line_and_fills_a_template(tmp_path: Path) -> No
 
     assert prompts_of(path) == ["one", "  two ", '"three"']
     assert [row.number for row in rows_of(path)] == [1, 3, 4]
-    assert prompts_of(path, Recipe("m", is_raw=True, template="Say {prompt}."))[0] == "Say one."
+    assert prompts_of(path, RowRecipe("m", is_raw=True, template="Say {prompt}."))[0] == "Say one."
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"], ids=["comma", "semicolon", "tab", "bar"])
@@ -99,7 +99,7 @@ def test_separator_may_be_said_by_the_file_or_by_its_reader(tmp_path: Path) -> N
     said = written(tmp_path / "said.csv", "a,b;prompt,c\n1;2\n")
 
     assert rows_of(told) == []
-    assert prompts_of(said, Recipe("m", "prompt,c", is_raw=True, source=Source(separator=";"))) == ["2"]
+    assert prompts_of(said, RowRecipe("m", "prompt,c", is_raw=True, source=Source(separator=";"))) == ["2"]
 
 
 @pytest.mark.parametrize("name", ["p.csv", "p.txt"])
@@ -111,7 +111,7 @@ def test_file_of_a_spreadsheet_on_windows_is_refused_with_what_to_do_and_read_wh
     with pytest.raises(ApiConfigError, match=r"cp1252.*iconv -f cp1252 -t UTF-8, or --encoding"):
         count_rows(path, Source())
 
-    assert prompts_of(path, Recipe("m", is_raw=True, source=Source(encoding="cp1252")))[-1] == "naïve café"
+    assert prompts_of(path, RowRecipe("m", is_raw=True, source=Source(encoding="cp1252")))[-1] == "naïve café"
 
 
 def test_line_of_json_in_latin_1_says_so(tmp_path: Path) -> None:
@@ -136,9 +136,9 @@ def test_cell_may_be_as_long_as_a_prompt_may(tmp_path: Path) -> None:
 def test_columns_may_have_any_name(tmp_path: Path) -> None:
     path = written(tmp_path / "p.csv", "Vor-Name;Frage 1\nAda;wer?\n")
 
-    assert prompts_of(path, Recipe("m", "Frage 1", is_raw=True)) == ["wer?"]
+    assert prompts_of(path, RowRecipe("m", "Frage 1", is_raw=True)) == ["wer?"]
     template = '{Vor-Name}: {Frage 1} {"a": 1}'
-    assert prompts_of(path, Recipe("m", template=template, is_raw=True)) == ['Ada: wer? {"a": 1}']
+    assert prompts_of(path, RowRecipe("m", template=template, is_raw=True)) == ['Ada: wer? {"a": 1}']
 
 
 def test_record_with_more_cells_than_columns_is_an_error_of_its_own(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_file_whose_name_says_nothing_is_asked_about_and_read_when_told(tmp_path
     with pytest.raises(ApiConfigError, match=r"\.jsonl, .*\.txt, .*--format jsonl\|csv"):
         count_rows(path, Source())
 
-    assert prompts_of(path, Recipe("m", is_raw=True, source=Source(format="jsonl"))) == ["one"]
+    assert prompts_of(path, RowRecipe("m", is_raw=True, source=Source(format="jsonl"))) == ["one"]
 
 
 async def test_run_whose_output_cannot_be_written_any_more_ends_with_one_sentence() -> None:

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from api.calls.prepare import MAX_CHOICES, Payer, chat_job, completion_job
+from api.calls.prepare import MAX_CHOICES, ApiKeyOwner, chat_job, completion_job
 from api.errors import BadRequestError, ContextLengthError
 from api.fleet.catalog import Route
 from api.openai.schemas import ChatRequest, CompletionRequest, Message, TextPart
@@ -94,14 +94,14 @@ async def test_too_many_choices_are_refused_before_any_text_is_tokenised(
     text: WatchedText, prompts: int, n: int | None
 ) -> None:
     with pytest.raises(BadRequestError, match="choices"):
-        await completion_job(completion(["a"] * prompts, n=n), route(), Bundle(text, None), Payer())
+        await completion_job(completion(["a"] * prompts, n=n), route(), Bundle(text, None), ApiKeyOwner())
 
     assert text.seen == []
 
 
 async def test_other_tasks_have_their_turns_between_many_prompts(text: WatchedText) -> None:
     async with text.turns.counting():
-        await completion_job(completion(["a"] * 10), route(), Bundle(text, None), Payer())
+        await completion_job(completion(["a"] * 10), route(), Bundle(text, None), ApiKeyOwner())
 
     before = [turn for turn, _ in text.seen]
     assert len(before) == 10
@@ -113,7 +113,7 @@ async def test_other_tasks_have_their_turns_while_a_long_text_is_tokenised(text:
     long_text = "The quick brown fox. " * LONG_TEXT
 
     async with text.turns.counting():
-        await completion_job(completion(long_text), route(len(long_text)), Bundle(text, None), Payer())
+        await completion_job(completion(long_text), route(len(long_text)), Bundle(text, None), ApiKeyOwner())
 
     ((before, after),) = text.seen
     assert after > before
@@ -136,7 +136,7 @@ async def test_a_prompt_too_long_whatever_its_tokens_are_is_refused_before_any_i
     too_long = LONGEST_TOKEN * CONTEXT
 
     with pytest.raises(ContextLengthError, match=rf"prompt has at least {CONTEXT} tokens") as caught:
-        await completion_job(completion([*prompts, too_long]), route(), Bundle(text, None), Payer())
+        await completion_job(completion([*prompts, too_long]), route(), Bundle(text, None), ApiKeyOwner())
 
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
     assert text.seen == []
@@ -148,7 +148,9 @@ async def test_a_conversation_too_long_whatever_its_tokens_are_is_refused_before
     body = ChatRequest(model=NAME, messages=[Message("user", LONGEST_TOKEN * CONTEXT)])
 
     with pytest.raises(ContextLengthError, match="messages has at least"):
-        await chat_job(body, route(), Bundle(text, ChatTemplate(TEMPLATE, {}, clock=datetime.datetime.now)), Payer())
+        await chat_job(
+            body, route(), Bundle(text, ChatTemplate(TEMPLATE, {}, clock=datetime.datetime.now)), ApiKeyOwner()
+        )
 
     assert text.seen == []
 
@@ -156,7 +158,7 @@ async def test_a_conversation_too_long_whatever_its_tokens_are_is_refused_before
 async def test_the_longest_prompt_that_fits_is_taken(text: WatchedText) -> None:
     prompt = LONGEST_TOKEN * (CONTEXT - 1)
 
-    job = await completion_job(completion(prompt), route(), Bundle(text, None), Payer())
+    job = await completion_job(completion(prompt), route(), Bundle(text, None), ApiKeyOwner())
 
     assert job.prompt_tokens == CONTEXT - 1
 
@@ -183,7 +185,7 @@ async def test_other_tasks_have_their_turns_while_a_long_conversation_is_rendere
     template = ChatTemplate("{{ strftime_now('%Y') }}", {}, clock=clock)
     asyncio.get_running_loop().call_soon(had_turn.set)
 
-    job = await chat_job(ChatRequest(model=NAME, messages=messages), route(), Bundle(text, template), Payer())
+    job = await chat_job(ChatRequest(model=NAME, messages=messages), route(), Bundle(text, template), ApiKeyOwner())
 
     assert seen == [True]
     assert job.prompt_tokens == len(text.encode("2026", add_special_tokens=False))
@@ -199,7 +201,7 @@ async def test_a_short_conversation_is_rendered_where_it_is(text: WatchedText) -
     template = ChatTemplate("{{ strftime_now('%Y') }}", {}, clock=clock)
     body = ChatRequest(model=NAME, messages=[Message("user", "a")] * (LONG_CONVERSATION - 1))
 
-    await chat_job(body, route(), Bundle(text, template), Payer())
+    await chat_job(body, route(), Bundle(text, template), ApiKeyOwner())
 
     assert threads == [threading.current_thread()]
 
@@ -209,4 +211,4 @@ async def test_a_long_conversation_that_the_template_refuses_is_a_bad_request(te
     body = ChatRequest(model=NAME, messages=[Message("user", "a")] * LONG_CONVERSATION)
 
     with pytest.raises(BadRequestError, match="too many"):
-        await chat_job(body, route(), Bundle(text, template), Payer())
+        await chat_job(body, route(), Bundle(text, template), ApiKeyOwner())

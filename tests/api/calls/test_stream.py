@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from api.calls.stream import AHEAD, Answer, Choice, Chores, Fault
+from api.calls.stream import AHEAD, Answer, BackgroundTasks, CallFault, Choice
 from api.text.detokenizer import TextStream
 from broker.scripts import Accepted
 from broker.wire import Cause, Event, Failed, Finished, Tokens, pack_tokens
@@ -80,7 +80,7 @@ def told(end: Event, *, letters: int) -> ToldHandle:
 
 
 def answer_of(handle: ToldHandle, meter: ListedMeter) -> Answer:
-    return Answer([Choice(0, handle, cast("TextStream", LetterText()))], Chores(), meter)
+    return Answer([Choice(0, handle, cast("TextStream", LetterText()))], BackgroundTasks(), meter)
 
 
 async def until_told(handle: ToldHandle, *, but: int = 0) -> None:
@@ -138,5 +138,5 @@ async def test_failure_behind_a_full_queue_is_still_to_come() -> None:
     rest = await answer.next_items()
 
     assert (len(items), was_over) == (AHEAD, False)
-    assert [type(item) for item in rest] == [Fault]
+    assert [type(item) for item in rest] == [CallFault]
     assert answer.is_over

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from api.text.detokenizer import TextRules, TextStream, TokenizerText
 from broker.errors import WireError
 from tests.api.fake import EOS, encode, tokenizer, tokenizer_files
-from workers.stop_detection import RowText
+from workers.stop_detection import StopDetector
 
 
 def word_pieces() -> Tokenizer:
@@ -84,7 +84,7 @@ def test_stream_ends_where_the_workers_text_does_whatever_min_tokens(min_tokens:
     tokens = encode("The fox, the fox and the fox jumps over the dog.")
     stops = (b"fox", b"the fox and")
     assert BYTES.table is not None
-    there = RowText(BYTES.table, stops=stops, ending=(), min_tokens=min_tokens)
+    there = StopDetector(BYTES.table, stops=stops, ending=(), min_tokens=min_tokens)
     kept = there.feed(tokens)
     here = stream(stops=stops, min_tokens=min_tokens, tracks_tokens=True)
 

@@ -14,14 +14,14 @@ from broker.client.handle import GIVE_UP_S, OVERDUE_S, Handle, tokens_of
 from broker.client.replies import Inbox
 from broker.errors import BrokerUnavailableError, QueueFullError
 from broker.scripts import DEFAULT_BOUNDS, Accepted, Bounds, Idempotency, RowCommit, RowFinish, Scripts
-from broker.wire import Event, Failed, Finished, Seat, Tokens, encode_events, pack_tokens
+from broker.wire import Assignment, Event, Failed, Finished, Tokens, encode_events, pack_tokens
 from harness import factories as make
 from harness.redis_servers import ChildServer, InProcessRedis, Server
 from harness.wait import PATIENCE_S
 from tests.broker.conftest import ChildServers
 
 SILENCE_S = 0.1
-SEAT = Seat("r1", 1)
+SEAT = Assignment("r1", 1)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import redis
 from broker import keys
 from broker.former.daemon import Former, FormerConfig
 from broker.scripts import Scripts
-from broker.wire import Request, Seat, decode_request, pack_tokens
+from broker.wire import Assignment, Request, decode_request, pack_tokens
 from harness import factories as make
 from harness.reads import read_jobs, read_state
 from harness.redis_servers import ChildServer
@@ -55,7 +55,7 @@ async def test_foreign_producer_enqueues_a_request_that_is_formed(child: ChildSe
 
     assert reply[:3] == [b"ok", b"mine-1", 1]
     assert await Former(FormerConfig("unused"), commands=client, blocking=client).step() == 1
-    assert await read_jobs(client, "w1") == [[Seat("mine-1", 1)]]
+    assert await read_jobs(client, "w1") == [[Assignment("mine-1", 1)]]
     body = (await read_state(client, "mine-1"))["body"]
     assert decode_request(body) == Request("mine-1", "NAME@HASH", "balanced", pack_tokens([1, 2, 3]), 16)
     await client.aclose()

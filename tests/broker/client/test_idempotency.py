@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from broker import keys
 from broker.errors import ConflictError
 from broker.scripts import DEFAULT_BOUNDS, Idempotency, RowFinish, Scripts, Submission
-from broker.wire import Failed, Seat, Ticket
+from broker.wire import Assignment, Failed, Ticket
 from harness import factories as make
 from harness.reads import read_waiting
 
@@ -80,7 +80,7 @@ async def test_key_is_free_again_when_its_request_failed(scripts: Scripts) -> No
     await scripts.register(make.registration("w1"))
     await scripts.accept(named("r1"), DEFAULT_BOUNDS)
     await scripts.form("w1", "c1", ["r1"])
-    await scripts.finish("w1", RowFinish(Seat("r1", 1), -1, "failed", "engine", Failed("r1", "engine", "no")))
+    await scripts.finish("w1", RowFinish(Assignment("r1", 1), -1, "failed", "engine", Failed("r1", "engine", "no")))
 
     assert (await scripts.accept(named("r2"), DEFAULT_BOUNDS)).request_id == "r2"
 

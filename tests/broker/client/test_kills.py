@@ -13,7 +13,7 @@ from broker.client.client import Client
 from broker.client.results import wait
 from broker.connection.connect import connect
 from broker.scripts import RowCommit, RowFinish, Scripts
-from broker.wire import Finished, Seat, pack_tokens
+from broker.wire import Assignment, Finished, pack_tokens
 from harness import factories as make
 from harness.wait import wait_until
 from tests.broker.conftest import ChildServers
@@ -37,13 +37,13 @@ async def test_readers_hear_everything_however_often_their_subscription_is_kille
 
     for position in range(KILLS):
         await commands.client_kill_filter(_type="pubsub")
-        rows = [RowCommit(Seat(each, 1), position, pack_tokens([position])) for each in ids]
+        rows = [RowCommit(Assignment(each, 1), position, pack_tokens([position])) for each in ids]
         await scripts.commit("w1", rows, {})
         await wait_until(lambda: is_subscribed(commands, listener), "the subscription is back")
     await commands.client_kill_filter(_type="pubsub")
     for each in ids:
         end = Finished(each, "length", KILLS)
-        await scripts.finish("w1", RowFinish(Seat(each, 1), KILLS, "finished", "length", end))
+        await scripts.finish("w1", RowFinish(Assignment(each, 1), KILLS, "finished", "length", end))
 
     outcomes = await asyncio.wait_for(asyncio.gather(*readers), 60)
     assert {outcome.tokens for outcome in outcomes} == {tuple(range(KILLS))}

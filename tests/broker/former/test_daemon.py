@@ -14,7 +14,7 @@ from broker.former.policy import PolicyConfig
 from broker.former.waiting import PAGE
 from broker.registry import Registry
 from broker.scripts import DEFAULT_BOUNDS, Scripts
-from broker.wire import Failed, Finished, Seat
+from broker.wire import Assignment, Failed, Finished
 from harness import factories as make
 from harness.clock import FakeClock
 from harness.reads import read_counts, read_end, read_jobs, read_status, read_waiting
@@ -34,7 +34,7 @@ async def test_former_sends_what_waits_to_a_free_worker(former: Former, scripts:
     await accept(scripts, "r1", "r2")
 
     assert await former.step() == 2
-    assert await read_jobs(client, "w1") == [[Seat("r1", 1), Seat("r2", 1)]]
+    assert await read_jobs(client, "w1") == [[Assignment("r1", 1), Assignment("r2", 1)]]
 
 
 async def test_former_sends_nothing_when_nothing_waits(former: Former, scripts: Scripts) -> None:
@@ -72,7 +72,7 @@ async def test_former_sees_past_any_number_of_requests_that_nobody_serves(
     await scripts.register(make.registration("w1"))
 
     assert await former.step() == 1
-    assert await read_jobs(client, "w1") == [[Seat("r1", 1)]]
+    assert await read_jobs(client, "w1") == [[Assignment("r1", 1)]]
 
 
 async def test_former_serves_returned_requests_first(former: Former, scripts: Scripts, client: Redis) -> None:
@@ -84,7 +84,7 @@ async def test_former_serves_returned_requests_first(former: Former, scripts: Sc
 
     await former.step()
 
-    assert await read_jobs(client, "w1") == [[Seat("r1", 2)]]
+    assert await read_jobs(client, "w1") == [[Assignment("r1", 2)]]
 
 
 async def test_former_expires_what_waited_past_its_deadline(former: Former, scripts: Scripts, client: Redis) -> None:
@@ -159,7 +159,7 @@ async def test_former_buries_the_second_entry_of_a_request(former: Former, scrip
     await scripts.register(make.registration("w1"))
 
     assert await former.step() + await former.step() == 1
-    assert await read_jobs(client, "w1") == [[Seat("r1", 1)]]
+    assert await read_jobs(client, "w1") == [[Assignment("r1", 1)]]
     await former.step()
     assert await read_waiting(client, keys.WAIT_OFFLINE) == []
     assert await read_status(client, "r1") == "running"
@@ -196,12 +196,12 @@ async def test_former_takes_turns_between_keys_over_several_rounds(
     for request_id, key_id in (("a1", "a"), ("a2", "a"), ("b1", "b")):
         await scripts.accept(make.submission(request_id, ticket=make.ticket(request_id, key_id=key_id)), DEFAULT_BOUNDS)
     await former.step()
-    await scripts.hand_back("w1", [Seat("a1", 1)], is_crash=False)
+    await scripts.hand_back("w1", [Assignment("a1", 1)], is_crash=False)
     await scripts.cancel("a1", "client")
 
     await former.step()
 
-    assert (await read_jobs(client, "w1"))[1:] == [[Seat("b1", 1)]]
+    assert (await read_jobs(client, "w1"))[1:] == [[Assignment("b1", 1)]]
 
 
 async def test_former_registers_itself_and_beats(
@@ -267,7 +267,7 @@ async def test_former_goes_on_when_redis_was_emptied(
     await accept(scripts, "r1")
 
     assert await former.step() + await former.step() == 1
-    assert await read_jobs(client, "w1") == [[Seat("r1", 1)]]
+    assert await read_jobs(client, "w1") == [[Assignment("r1", 1)]]
 
 
 async def test_former_refuses_a_server_that_may_evict(clock: FakeClock) -> None:

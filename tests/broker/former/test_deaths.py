@@ -11,7 +11,7 @@ from broker import keys
 from broker.former.daemon import Former
 from broker.registry import Registry
 from broker.scripts import RowCommit, Scripts
-from broker.wire import Seat, pack_tokens
+from broker.wire import Assignment, pack_tokens
 from harness import factories as make
 from harness.clock import FakeClock
 from harness.reads import read_counts, read_jobs, read_status, read_waiting
@@ -37,7 +37,7 @@ async def test_former_hands_the_rows_of_a_dead_worker_to_another(
     await scripts.register(make.registration("w1"))
     await former.step()
 
-    assert sorted(seat for job in await read_jobs(client, "w1") for seat in job)[0] == Seat("r1", 2)
+    assert sorted(seat for job in await read_jobs(client, "w1") for seat in job)[0] == Assignment("r1", 2)
     assert not await cast("Any", client.exists(keys.daemon("dying"), keys.rows("dying"), keys.jobs("dying")))
 
 
@@ -122,7 +122,7 @@ async def test_former_blames_a_crash_on_the_suspect_and_not_on_a_proven_row_besi
     await run_rows(scripts, "suspect", worker_id="first")
     await watch_for_a_lease(former, clock)
     await run_rows(scripts, "proven", worker_id="second")
-    await scripts.commit("second", [RowCommit(Seat("proven", 1), 0, pack_tokens(range(8)))], {})
+    await scripts.commit("second", [RowCommit(Assignment("proven", 1), 0, pack_tokens(range(8)))], {})
     assert await former.step() == 1
 
     await watch_for_a_lease(former, clock)
@@ -152,7 +152,7 @@ async def test_former_lets_nobody_join_a_suspect_until_it_has_proven_itself(
     await accept(scripts, "r1")
 
     assert await former.step() == 0
-    await scripts.commit("w1", [RowCommit(Seat("suspect", 2), 0, pack_tokens(range(8)))], {})
+    await scripts.commit("w1", [RowCommit(Assignment("suspect", 2), 0, pack_tokens(range(8)))], {})
 
     assert await former.step() == 1
 
@@ -165,7 +165,7 @@ async def test_former_sends_a_suspect_only_beside_rows_that_have_proven_themselv
     await run_rows(scripts, "fresh", worker_id="w1")
 
     assert await former.step() == 0
-    await scripts.commit("w1", [RowCommit(Seat("fresh", 1), 0, pack_tokens(range(8)))], {})
+    await scripts.commit("w1", [RowCommit(Assignment("fresh", 1), 0, pack_tokens(range(8)))], {})
 
     assert await former.step() == 1
 

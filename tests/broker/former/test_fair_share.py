@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from broker.former.fair_share import Shares
+from broker.former.fair_share import FairShare
 
 
 def test_shares_let_the_key_with_less_go_first() -> None:
-    shares = Shares()
+    shares = FairShare()
 
     shares.charge("a", 100)
     shares.charge("b", 10)
@@ -15,7 +15,7 @@ def test_shares_let_the_key_with_less_go_first() -> None:
 
 
 def test_shares_give_two_busy_keys_the_same_tokens() -> None:
-    shares, given = Shares(), {"long": 0, "short": 0}
+    shares, given = FairShare(), {"long": 0, "short": 0}
 
     for _ in range(1100):
         key_id, cost = min((("long", 100), ("short", 10)), key=lambda each: shares.start(each[0]))
@@ -26,7 +26,7 @@ def test_shares_give_two_busy_keys_the_same_tokens() -> None:
 
 
 def test_shares_do_not_let_an_absent_key_save_up() -> None:
-    shares = Shares()
+    shares = FairShare()
     for _ in range(100):
         shares.charge("busy", 10)
 
@@ -36,7 +36,7 @@ def test_shares_do_not_let_an_absent_key_save_up() -> None:
 
 
 def test_shares_do_not_make_a_key_pay_for_its_past() -> None:
-    shares = Shares()
+    shares = FairShare()
     shares.charge("once", 1_000)
     for _ in range(300):
         shares.charge("busy", 10)
@@ -45,7 +45,7 @@ def test_shares_do_not_make_a_key_pay_for_its_past() -> None:
 
 
 def test_shares_are_unchanged_when_their_copy_is_charged() -> None:
-    shares = Shares()
+    shares = FairShare()
 
     shares.copy().charge("a", 100)
 
@@ -53,7 +53,7 @@ def test_shares_are_unchanged_when_their_copy_is_charged() -> None:
 
 
 def test_shares_forget_keys_that_owe_nothing() -> None:
-    shares = Shares()
+    shares = FairShare()
 
     for i in range(5_000):
         shares.charge(f"key{i}", 1)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from broker.former.capacity import Waiting, WorkerView
-from broker.former.fair_share import Shares
-from broker.former.policy import Plan, PolicyConfig, plan
+from broker.former.capacity import Waiting, WorkerState
+from broker.former.fair_share import FairShare
+from broker.former.policy import FormingPlan, PolicyConfig, plan
 from broker.wire import Ticket
 from harness import factories as make
 
@@ -21,15 +21,15 @@ def line(*tickets: Ticket, accepted_ms: int = NOW_MS - 1000) -> list[Waiting]:
 
 def planned(
     waiting: Sequence[Waiting],
-    *workers: WorkerView,
+    *workers: WorkerState,
     config: PolicyConfig | None = None,
-    shares: Shares | None = None,
+    shares: FairShare | None = None,
     key_rows: dict[str, int] | None = None,
-) -> Plan:
+) -> FormingPlan:
     return plan(waiting, workers, now_ms=NOW_MS, config=config or PolicyConfig(), shares=shares, key_rows=key_rows)
 
 
-def sent(result: Plan) -> dict[str, list[str]]:
+def sent(result: FormingPlan) -> dict[str, list[str]]:
     """Request ids by worker."""
     return {cohort.worker_id: cohort.request_ids for cohort in result.cohorts}
 
@@ -39,11 +39,11 @@ def test_policy_sends_what_waits_together() -> None:
 
 
 def test_policy_sends_nothing_without_workers() -> None:
-    assert planned(line(make.ticket("r1"))) == Plan()
+    assert planned(line(make.ticket("r1"))) == FormingPlan()
 
 
 def test_policy_sends_nothing_to_a_worker_without_free_rows() -> None:
-    assert planned(line(make.ticket("r1")), make.view("w1", free_rows=0)) == Plan()
+    assert planned(line(make.ticket("r1")), make.view("w1", free_rows=0)) == FormingPlan()
 
 
 def test_policy_matches_model_and_profile() -> None:
@@ -152,7 +152,7 @@ def test_policy_takes_turns_by_tokens_and_not_by_requests() -> None:
 
 
 def test_policy_remembers_what_a_key_had_before() -> None:
-    shares = Shares()
+    shares = FairShare()
     shares.charge("a", 1000)
 
     result = sent(
@@ -229,7 +229,7 @@ def test_policy_sends_one_suspect_at_a_time_to_a_worker_and_nobody_with_it() -> 
 def test_policy_sends_nobody_to_a_worker_that_runs_a_suspect() -> None:
     waiting = [*suspects(1), Waiting(make.ticket("r9"), 9, NOW_MS)]
 
-    assert planned(waiting, replace(make.view("w1"), has_suspect=True)) == Plan()
+    assert planned(waiting, replace(make.view("w1"), has_suspect=True)) == FormingPlan()
 
 
 def test_policy_sends_a_suspect_only_beside_rows_that_have_proven_themselves() -> None:
@@ -256,7 +256,7 @@ def test_policy_serves_an_offline_suspect_before_others_can_take_its_place() -> 
 def test_policy_holds_a_cohort_for_company_and_says_until_when() -> None:
     waiting = line(make.ticket("r1"), accepted_ms=NOW_MS - 5)
 
-    assert planned(waiting, make.view("w1"), config=PolicyConfig(batch_wait_ms=20)) == Plan((), NOW_MS + 15)
+    assert planned(waiting, make.view("w1"), config=PolicyConfig(batch_wait_ms=20)) == FormingPlan((), NOW_MS + 15)
 
 
 def test_policy_lets_a_cohort_go_when_it_has_waited() -> None:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.former.capacity import Waiting, WorkerView
-from broker.former.policy import Plan, PolicyConfig, plan
+from broker.former.capacity import Waiting, WorkerState
+from broker.former.policy import FormingPlan, PolicyConfig, plan
 from broker.wire import Priority
 from harness import factories as make
 
@@ -24,7 +24,7 @@ OFTEN = settings(max_examples=200, deadline=None)
 
 class World(NamedTuple):
     waiting: list[Waiting]
-    workers: list[WorkerView]
+    workers: list[WorkerState]
     config: PolicyConfig
     key_rows: dict[str, int]
 
@@ -43,7 +43,7 @@ def random_waiting(rng: Random, ordinal: int, accepted_ms: int) -> Waiting:
     return Waiting(ticket, ordinal, accepted_ms, is_returned and rng.randint(0, 1), 0, is_returned)
 
 
-def random_view(rng: Random, number: int) -> WorkerView:
+def random_view(rng: Random, number: int) -> WorkerState:
     rows = rng.randint(1, 6)
     free_rows = rng.randint(0, rows)
     lane = make.lane(
@@ -52,7 +52,7 @@ def random_view(rng: Random, number: int) -> WorkerView:
         max_context_tokens=rng.choice([40, 80, 120]),
         wire=rng.choice([1, 2]),
     )
-    return WorkerView(
+    return WorkerState(
         f"w{number}",
         lane,
         free_rows,
@@ -80,29 +80,29 @@ def worlds(*, batch_wait_ms: tuple[int, ...] = (0,)) -> st.SearchStrategy[World]
     )
 
 
-def planned(world: World) -> Plan:
+def planned(world: World) -> FormingPlan:
     return plan(world.waiting, world.workers, now_ms=NOW_MS, config=world.config, key_rows=world.key_rows)
 
 
-def placed(result: Plan) -> list[Waiting]:
+def placed(result: FormingPlan) -> list[Waiting]:
     return [each for cohort in result.cohorts for each in cohort.waiting]
 
 
-def left(world: World, result: Plan) -> list[Waiting]:
+def left(world: World, result: FormingPlan) -> list[Waiting]:
     gone = {each.ordinal for each in placed(result)}
     return [each for each in world.waiting if each.ordinal not in gone]
 
 
-def rows_of_keys(world: World, result: Plan) -> Counter[str]:
+def rows_of_keys(world: World, result: FormingPlan) -> Counter[str]:
     return Counter(world.key_rows) + Counter(each.ticket.key_id for each in placed(result))
 
 
-def has_row_left(world: World, result: Plan, each: Waiting) -> bool:
+def has_row_left(world: World, result: FormingPlan, each: Waiting) -> bool:
     key_id, bound = each.ticket.key_id, world.config.rows_per_key
     return not bound or not key_id or rows_of_keys(world, result)[key_id] < bound
 
 
-def could_take(worker: WorkerView, taken: tuple[Waiting, ...], each: Waiting) -> bool:
+def could_take(worker: WorkerState, taken: tuple[Waiting, ...], each: Waiting) -> bool:
     """Whether a worker could take one more beside those it was given."""
     ticket, lane = each.ticket, worker.lane
     used = sum(other.ticket.cost_tokens for other in taken)
@@ -115,7 +115,7 @@ def could_take(worker: WorkerView, taken: tuple[Waiting, ...], each: Waiting) ->
     return is_served and is_small and len(taken) < worker.free_rows and may_join
 
 
-def cohorts_by_worker(result: Plan) -> dict[str, tuple[Waiting, ...]]:
+def cohorts_by_worker(result: FormingPlan) -> dict[str, tuple[Waiting, ...]]:
     return {cohort.worker_id: cohort.waiting for cohort in result.cohorts}
 
 
@@ -169,7 +169,7 @@ def test_plan_leaves_no_row_empty_that_something_fits(world: World) -> None:
             assert len(able) <= is_held_for_a_suspect(world, result, each)
 
 
-def is_held_for_a_suspect(world: World, result: Plan, each: Waiting) -> bool:
+def is_held_for_a_suspect(world: World, result: FormingPlan, each: Waiting) -> bool:
     """Whether one worker may be kept from a request because a suspect waits for it."""
     return not each.is_suspect and any(
         other.is_suspect and other.pool_key == each.pool_key for other in left(world, result)
@@ -274,5 +274,5 @@ def test_plan_does_not_depend_on_the_order_it_is_told_in(world: World, data: st.
     assert placed_ids(planned(shuffled)) == placed_ids(planned(world))
 
 
-def placed_ids(result: Plan) -> dict[str, set[str]]:
+def placed_ids(result: FormingPlan) -> dict[str, set[str]]:
     return {cohort.worker_id: set(cohort.request_ids) for cohort in result.cohorts}

@@ -9,20 +9,20 @@ from redis.asyncio import Redis
 from broker import keys
 from broker.former.capacity import Waiting
 from broker.former.daemon import Former
-from broker.former.preemption import Crowd, OfflineRow, YieldRules, give_way, places_of
+from broker.former.preemption import BusyWorker, OfflineRow, PreemptionRules, give_way, places_of
 from broker.scripts import DEFAULT_BOUNDS, RowCommit, Scripts
-from broker.wire import Seat, pack_tokens
+from broker.wire import Assignment, pack_tokens
 from harness import factories as make
 from harness.reads import read_jobs, read_status, read_waiting
 
 NOW_MS = 1_000_000
-RULES = YieldRules(NOW_MS, offline_age_ms=600_000, min_run_ms=5000)
+RULES = PreemptionRules(NOW_MS, offline_age_ms=600_000, min_run_ms=5000)
 
 
 def row(
     request_id: str, *, committed: int = 0, attempt: int = 1, formed_ms: int = 0, accepted_ms: int = NOW_MS - 1000
 ) -> OfflineRow:
-    return OfflineRow("w1", Seat(request_id, attempt), 19, committed, accepted_ms, formed_ms)
+    return OfflineRow("w1", Assignment(request_id, attempt), 19, committed, accepted_ms, formed_ms)
 
 
 def interactive(*request_ids: str, **ticket: Any) -> list[Waiting]:
@@ -37,7 +37,7 @@ def yielded(unplaced: list[Waiting], rows: list[OfflineRow], **changes: Any) -> 
     key_rows = changes.pop("key_rows", {})
     held = changes.pop("held", None)
     view = make.view("w1", free_rows=changes.pop("free_rows", 0), **changes)
-    crowd = Crowd(view, tuple(rows), held)
+    crowd = BusyWorker(view, tuple(rows), held)
     return [each.seat.request_id for each in give_way(unplaced, [crowd], rules=rules, key_rows=key_rows)]
 
 
@@ -68,7 +68,7 @@ def test_no_row_is_returned_for_a_place_that_no_row_may_give() -> None:
 
 
 def places(rows: list[OfflineRow], *, free_rows: int, held: int | None) -> int:
-    return places_of(Crowd(make.view("w1", free_rows=free_rows), tuple(rows), held), RULES).free_rows
+    return places_of(BusyWorker(make.view("w1", free_rows=free_rows), tuple(rows), held), RULES).free_rows
 
 
 def test_rows_that_can_be_paused_are_as_good_as_free_to_interactive_work() -> None:
@@ -104,7 +104,7 @@ def test_request_that_would_not_fit_the_memory_takes_nothing() -> None:
 
 
 def test_request_whose_key_has_its_rows_takes_nothing() -> None:
-    rules = YieldRules(NOW_MS, 600_000, 5000, rows_per_key=1)
+    rules = PreemptionRules(NOW_MS, 600_000, 5000, rows_per_key=1)
 
     assert yielded(interactive("a", key_id="k"), [row("r")], rules=rules, key_rows={"k": 1}) == []
     assert yielded(interactive("a", "b", key_id="k"), [row("r"), row("s")], rules=rules) == ["r"]
@@ -119,7 +119,7 @@ async def fill(scripts: Scripts, *request_ids: str, can_pause: bool = False) -> 
         ticket = make.ticket(request_id, priority="offline")
         await scripts.accept(make.submission(request_id, ticket=ticket), DEFAULT_BOUNDS)
     await scripts.form("w1", "c1", request_ids)
-    await scripts.commit("w1", [RowCommit(Seat(request_ids[0], 1), 0, pack_tokens([1, 2, 3]))], {})
+    await scripts.commit("w1", [RowCommit(Assignment(request_ids[0], 1), 0, pack_tokens([1, 2, 3]))], {})
 
 
 async def test_former_gives_an_interactive_request_the_row_of_an_offline_one(
@@ -133,7 +133,7 @@ async def test_former_gives_an_interactive_request_the_row_of_an_offline_one(
 
     assert await read_waiting(client, keys.WAIT_RETURNED) == ["o2"]
     assert await read_status(client, "i1") == "running"
-    assert (await read_jobs(client, "w1"))[-1] == [Seat("i1", 1)]
+    assert (await read_jobs(client, "w1"))[-1] == [Assignment("i1", 1)]
 
 
 async def test_worker_learns_with_its_next_commit_that_a_row_gave_way(former: Former, scripts: Scripts) -> None:
@@ -141,7 +141,7 @@ async def test_worker_learns_with_its_next_commit_that_a_row_gave_way(former: Fo
     await scripts.accept(make.submission("i1"), DEFAULT_BOUNDS)
     await former.step()
 
-    result = await scripts.commit("w1", [RowCommit(Seat("o2", 1), 0, pack_tokens([4]))], {})
+    result = await scripts.commit("w1", [RowCommit(Assignment("o2", 1), 0, pack_tokens([4]))], {})
 
     assert [(refusal.request_id, refusal.why) for refusal in result.refused] == [("o2", "lost")]
 
@@ -153,12 +153,12 @@ async def test_row_that_gave_way_goes_on_when_a_row_is_free_again(
     await scripts.accept(make.submission("i1"), DEFAULT_BOUNDS)
     await former.step()
     await former.step()
-    await scripts.hand_back("w1", [Seat("i1", 1)], is_crash=False)
+    await scripts.hand_back("w1", [Assignment("i1", 1)], is_crash=False)
     await scripts.cancel("i1", "client")
 
     await former.step()
 
-    assert (await read_jobs(client, "w1"))[-1] == [Seat("o2", 2)]
+    assert (await read_jobs(client, "w1"))[-1] == [Assignment("o2", 2)]
     assert int(await cast("Any", client.hget(keys.state("o2"), "crashes"))) == 0
 
 
@@ -181,7 +181,7 @@ async def test_former_sends_an_interactive_request_to_a_full_worker_that_can_pau
 
     await former.step()
 
-    assert (await read_jobs(client, "w1"))[-1] == [Seat("i1", 1)]
+    assert (await read_jobs(client, "w1"))[-1] == [Assignment("i1", 1)]
     assert [await read_status(client, name) for name in ("i1", "o1", "o2")] == ["running"] * 3
     assert await read_waiting(client, keys.WAIT_RETURNED) == []
 
@@ -195,7 +195,7 @@ async def test_former_prefers_a_worker_with_a_free_row_to_one_that_must_pause(
 
     await former.step()
 
-    assert await read_jobs(client, "w2") == [[Seat("i1", 1)]]
+    assert await read_jobs(client, "w2") == [[Assignment("i1", 1)]]
 
 
 async def test_former_waits_while_every_row_is_interactive_paused_or_aged(

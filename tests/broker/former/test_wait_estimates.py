@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from broker.former.capacity import Waiting
-from broker.former.wait_estimates import Waits, lane_name
+from broker.former.wait_estimates import WaitEstimates, lane_name
 from broker.wire import Priority
 from harness import factories as make
 
@@ -18,11 +18,11 @@ def waiting(count: int, *, priority: Priority = "interactive") -> list[Waiting]:
     return [make.waiting(ticket=ticket) for _ in range(count)]
 
 
-def estimate(waits: Waits, priority: Priority = "interactive") -> int:
+def estimate(waits: WaitEstimates, priority: Priority = "interactive") -> int:
     return waits.estimates_ms()[LANE][priority]
 
 
-def serve(waits: Waits, *, rows: int, service_ms: tuple[int, int], line: int, for_ms: int) -> tuple[float, int]:
+def serve(waits: WaitEstimates, *, rows: int, service_ms: tuple[int, int], line: int, for_ms: int) -> tuple[float, int]:
     """Rows that serve an endless line of this length; returns the estimate and the last mean wait."""
     dice = random.Random(1)
     busy_until = [0] * rows
@@ -42,7 +42,7 @@ def serve(waits: Waits, *, rows: int, service_ms: tuple[int, int], line: int, fo
 
 
 def test_waits_are_unknown_before_anything_was_measured() -> None:
-    waits = Waits()
+    waits = WaitEstimates()
 
     waits.look(waiting(5), now_ms=0)
 
@@ -50,7 +50,7 @@ def test_waits_are_unknown_before_anything_was_measured() -> None:
 
 
 def test_rows_that_were_empty_say_nothing_about_how_fast_rows_become_free() -> None:
-    waits = Waits()
+    waits = WaitEstimates()
 
     for each in waiting(8):
         waits.give(each)
@@ -60,19 +60,19 @@ def test_rows_that_were_empty_say_nothing_about_how_fast_rows_become_free() -> N
 
 
 def test_estimate_is_near_the_wait_when_all_requests_are_alike() -> None:
-    told, real = serve(Waits(), rows=8, service_ms=(1000, 1000), line=40, for_ms=20_000)
+    told, real = serve(WaitEstimates(), rows=8, service_ms=(1000, 1000), line=40, for_ms=20_000)
 
     assert real / 2 <= told <= real * 2
 
 
 def test_estimate_is_near_the_wait_when_requests_differ() -> None:
-    told, real = serve(Waits(), rows=8, service_ms=(200, 1800), line=40, for_ms=20_000)
+    told, real = serve(WaitEstimates(), rows=8, service_ms=(200, 1800), line=40, for_ms=20_000)
 
     assert real / 2 <= told <= real * 2
 
 
 def test_estimate_counts_both_lines_for_an_offline_newcomer() -> None:
-    waits = Waits()
+    waits = WaitEstimates()
     line = waiting(10) + waiting(30, priority="offline")
 
     waits.look(line, now_ms=0)
@@ -84,7 +84,7 @@ def test_estimate_counts_both_lines_for_an_offline_newcomer() -> None:
 
 
 def test_estimate_falls_to_nothing_when_nothing_waits() -> None:
-    waits = Waits()
+    waits = WaitEstimates()
     serve(waits, rows=4, service_ms=(500, 500), line=10, for_ms=5000)
 
     waits.look([], now_ms=6000)
@@ -93,7 +93,7 @@ def test_estimate_falls_to_nothing_when_nothing_waits() -> None:
 
 
 def test_estimate_after_a_pause_uses_the_rate_that_was_measured_last() -> None:
-    waits = Waits()
+    waits = WaitEstimates()
     serve(waits, rows=4, service_ms=(500, 500), line=10, for_ms=5000)
     waits.look([], now_ms=6000)
 
@@ -103,7 +103,7 @@ def test_estimate_after_a_pause_uses_the_rate_that_was_measured_last() -> None:
 
 
 def test_estimate_grows_while_a_lane_stands_still() -> None:
-    waits = Waits()
+    waits = WaitEstimates()
     serve(waits, rows=4, service_ms=(500, 500), line=10, for_ms=5000)
     before = estimate(waits)
 

@@ -9,7 +9,7 @@ import pytest
 from redis.asyncio import Redis
 
 from broker import keys
-from broker.former.waiting import RELOAD_S, Line
+from broker.former.waiting import RELOAD_S, WaitingQueue
 from broker.scripts import DEFAULT_BOUNDS, Scripts
 from broker.wire import encode
 from harness import factories as make
@@ -20,11 +20,11 @@ Fields = dict[bytes, bytes]
 
 
 @pytest.fixture
-def waiting_line(client: Redis, clock: FakeClock) -> Line:
-    return Line(client, monotonic=clock)
+def waiting_line(client: Redis, clock: FakeClock) -> WaitingQueue:
+    return WaitingQueue(client, monotonic=clock)
 
 
-def ids(waiting_line: Line) -> list[str]:
+def ids(waiting_line: WaitingQueue) -> list[str]:
     return [each.ticket.id for each in waiting_line.waiting]
 
 
@@ -46,7 +46,7 @@ async def add(client: Redis, entry: Fields) -> None:
     await cast("Any", client).xadd(keys.WAIT_INTERACTIVE, entry)
 
 
-async def test_line_reads_every_stream(waiting_line: Line, scripts: Scripts) -> None:
+async def test_line_reads_every_stream(waiting_line: WaitingQueue, scripts: Scripts) -> None:
     [seat] = await run_rows(scripts, "r1")
     await scripts.hand_back("w1", [seat], is_crash=True)
     await accept(scripts, "r2")
@@ -59,7 +59,7 @@ async def test_line_reads_every_stream(waiting_line: Line, scripts: Scripts) -> 
     assert (returned.ordinal, returned.crashes, returned.is_returned) == (1, 1, True)
 
 
-async def test_line_reads_what_is_new_when_it_is_refreshed(waiting_line: Line, scripts: Scripts) -> None:
+async def test_line_reads_what_is_new_when_it_is_refreshed(waiting_line: WaitingQueue, scripts: Scripts) -> None:
     await accept(scripts, "r1")
     await waiting_line.refresh()
     await accept(scripts, "r2")
@@ -70,7 +70,7 @@ async def test_line_reads_what_is_new_when_it_is_refreshed(waiting_line: Line, s
 
 
 async def test_line_reads_more_than_one_page(client: Redis, clock: FakeClock) -> None:
-    waiting_line = Line(client, monotonic=clock, page=3)
+    waiting_line = WaitingQueue(client, monotonic=clock, page=3)
     for i in range(7):
         await add(client, fields(id=f"r{i}".encode(), ticket=encode(make.ticket(f"r{i}"))))
 
@@ -82,7 +82,7 @@ async def test_line_reads_more_than_one_page(client: Redis, clock: FakeClock) ->
 async def test_line_keeps_no_more_than_its_window_and_reads_on_when_that_runs_low(
     client: Redis, clock: FakeClock
 ) -> None:
-    waiting_line = Line(client, monotonic=clock, page=2, window=4)
+    waiting_line = WaitingQueue(client, monotonic=clock, page=2, window=4)
     for i in range(7):
         await add(client, fields(id=f"r{i}".encode(), ticket=encode(make.ticket(f"r{i}"))))
 
@@ -95,7 +95,7 @@ async def test_line_keeps_no_more_than_its_window_and_reads_on_when_that_runs_lo
     assert ids(waiting_line) == ["r2", "r3", "r4", "r5"]
 
 
-async def test_line_forgets_what_somebody_took(waiting_line: Line, scripts: Scripts) -> None:
+async def test_line_forgets_what_somebody_took(waiting_line: WaitingQueue, scripts: Scripts) -> None:
     await accept(scripts, "r1", "r2")
     await waiting_line.refresh()
     await scripts.cancel("r1", "client")
@@ -108,7 +108,7 @@ async def test_line_forgets_what_somebody_took(waiting_line: Line, scripts: Scri
 async def test_line_reads_a_long_stream_anew_at_most_once_a_second(
     client: Redis, scripts: Scripts, clock: FakeClock
 ) -> None:
-    waiting_line = Line(client, monotonic=clock, page=2)
+    waiting_line = WaitingQueue(client, monotonic=clock, page=2)
     await accept(scripts, *(f"r{i}" for i in range(5)))
     await waiting_line.refresh()
     await scripts.cancel("r0", "client")
@@ -123,7 +123,7 @@ async def test_line_reads_a_long_stream_anew_at_most_once_a_second(
     assert ids(waiting_line) == ["r2", "r3", "r4"]
 
 
-async def test_line_drops_a_request_for_good(waiting_line: Line, scripts: Scripts) -> None:
+async def test_line_drops_a_request_for_good(waiting_line: WaitingQueue, scripts: Scripts) -> None:
     await scripts.register(make.registration("w1"))
     await accept(scripts, "r1", "r2")
     await waiting_line.refresh()
@@ -135,7 +135,9 @@ async def test_line_drops_a_request_for_good(waiting_line: Line, scripts: Script
     assert ids(waiting_line) == ["r2"]
 
 
-async def test_line_names_what_is_past_its_deadline_until_it_is_dropped(waiting_line: Line, scripts: Scripts) -> None:
+async def test_line_names_what_is_past_its_deadline_until_it_is_dropped(
+    waiting_line: WaitingQueue, scripts: Scripts
+) -> None:
     await scripts.accept(make.submission("r1", timeout_ms=0), DEFAULT_BOUNDS)
     await accept(scripts, "r2")
     await waiting_line.refresh()
@@ -160,7 +162,7 @@ async def test_line_names_what_is_past_its_deadline_until_it_is_dropped(waiting_
     ],
     ids=["foreign", "ticket", "no ticket", "bad id", "other id", "ordinal", "deadline", "no crashes"],
 )
-async def test_line_sets_aside_what_nobody_can_read(waiting_line: Line, client: Redis, entry: Fields) -> None:
+async def test_line_sets_aside_what_nobody_can_read(waiting_line: WaitingQueue, client: Redis, entry: Fields) -> None:
     await add(client, entry)
 
     await waiting_line.refresh()
@@ -177,7 +179,9 @@ async def test_line_sets_aside_what_nobody_can_read(waiting_line: Line, client: 
     ],
     ids=["readable", "changed beyond reading"],
 )
-async def test_line_leaves_alone_what_a_newer_version_reads(waiting_line: Line, client: Redis, ticket: bytes) -> None:
+async def test_line_leaves_alone_what_a_newer_version_reads(
+    waiting_line: WaitingQueue, client: Redis, ticket: bytes
+) -> None:
     await add(client, fields(ticket=ticket))
 
     await waiting_line.refresh()
@@ -185,7 +189,9 @@ async def test_line_leaves_alone_what_a_newer_version_reads(waiting_line: Line, 
     assert (ids(waiting_line), len(waiting_line), dict(waiting_line.unreadable)) == ([], 1, {})
 
 
-async def test_line_still_watches_the_deadline_of_what_a_newer_version_reads(waiting_line: Line, client: Redis) -> None:
+async def test_line_still_watches_the_deadline_of_what_a_newer_version_reads(
+    waiting_line: WaitingQueue, client: Redis
+) -> None:
     await add(client, fields(ticket=encode(make.ticket("r1", min_wire=99)), deadline_ms=b"1"))
 
     await waiting_line.refresh()
@@ -194,7 +200,7 @@ async def test_line_still_watches_the_deadline_of_what_a_newer_version_reads(wai
 
 
 async def test_line_remembers_no_deadlines_of_what_left_it(client: Redis, clock: FakeClock) -> None:
-    waiting_line = Line(client, monotonic=clock, page=5)
+    waiting_line = WaitingQueue(client, monotonic=clock, page=5)
     for i in range(30):
         await add(client, fields(id=f"r{i}".encode(), ticket=encode(make.ticket(f"r{i}"))))
         await waiting_line.refresh()
@@ -203,7 +209,7 @@ async def test_line_remembers_no_deadlines_of_what_left_it(client: Redis, clock:
     assert len(waiting_line._deadlines) <= 8
 
 
-async def test_line_finds_every_entry_of_a_request(waiting_line: Line, client: Redis) -> None:
+async def test_line_finds_every_entry_of_a_request(waiting_line: WaitingQueue, client: Redis) -> None:
     await add(client, fields())
     await add(client, fields())
     await waiting_line.refresh()
@@ -213,7 +219,7 @@ async def test_line_finds_every_entry_of_a_request(waiting_line: Line, client: R
     assert len(waiting_line) == 0
 
 
-async def test_line_reads_from_the_start_when_it_was_cleared(waiting_line: Line, scripts: Scripts) -> None:
+async def test_line_reads_from_the_start_when_it_was_cleared(waiting_line: WaitingQueue, scripts: Scripts) -> None:
     await accept(scripts, "r1")
     await waiting_line.refresh()
 

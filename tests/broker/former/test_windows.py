@@ -12,7 +12,7 @@ import pytest
 from redis.asyncio import Redis
 
 from broker import keys
-from broker.former.waiting import PAGES, Line
+from broker.former.waiting import PAGES, WaitingQueue
 from broker.wire import Ticket, encode
 from harness import factories as make
 from harness.clock import FakeClock
@@ -30,8 +30,8 @@ async def client() -> AsyncIterator[Redis]:
 
 
 @pytest.fixture
-def waiting_line(client: Redis) -> Line:
-    return Line(client, monotonic=FakeClock(), page=PAGE, window=WINDOW)
+def waiting_line(client: Redis) -> WaitingQueue:
+    return WaitingQueue(client, monotonic=FakeClock(), page=PAGE, window=WINDOW)
 
 
 async def accept(client: Redis, *tickets: Ticket) -> None:
@@ -55,18 +55,18 @@ def offline(request_id: str, *, key_id: str = "", model: str = make.MODEL, max_t
     return make.ticket(request_id, priority="offline", key_id=key_id, model=model, max_tokens=max_tokens)
 
 
-def seen(waiting_line: Line) -> list[str]:
+def seen(waiting_line: WaitingQueue) -> list[str]:
     return [each.ticket.id for each in waiting_line.waiting]
 
 
-def by_line(waiting_line: Line) -> dict[object, list[str]]:
+def by_line(waiting_line: WaitingQueue) -> dict[object, list[str]]:
     lines: defaultdict[object, list[str]] = defaultdict(list)
     for each in sorted(waiting_line.waiting, key=lambda each: each.ordinal):
         lines[each.ticket.key_id, each.ticket.max_tokens].append(each.ticket.id)
     return lines
 
 
-async def read_all(waiting_line: Line) -> None:
+async def read_all(waiting_line: WaitingQueue) -> None:
     await waiting_line.refresh()
     while waiting_line.is_behind:
         await waiting_line.refresh()
@@ -86,7 +86,9 @@ def crowd(count: int = 50) -> Sequence[Ticket]:
     ],
     ids=["interactive", "another key", "another model", "another size"],
 )
-async def test_no_crowd_hides_what_stands_in_another_line(client: Redis, waiting_line: Line, last: Ticket) -> None:
+async def test_no_crowd_hides_what_stands_in_another_line(
+    client: Redis, waiting_line: WaitingQueue, last: Ticket
+) -> None:
     await accept(client, *crowd(), last)
 
     await read_all(waiting_line)
@@ -96,7 +98,7 @@ async def test_no_crowd_hides_what_stands_in_another_line(client: Redis, waiting
 
 
 async def test_interactive_request_is_seen_in_the_first_round_whatever_else_waits(
-    client: Redis, waiting_line: Line
+    client: Redis, waiting_line: WaitingQueue
 ) -> None:
     await accept(client, *crowd(), make.ticket("last"))
 
@@ -105,7 +107,7 @@ async def test_interactive_request_is_seen_in_the_first_round_whatever_else_wait
     assert "last" in seen(waiting_line)
 
 
-async def test_round_reads_a_bounded_number_of_entries(client: Redis, waiting_line: Line) -> None:
+async def test_round_reads_a_bounded_number_of_entries(client: Redis, waiting_line: WaitingQueue) -> None:
     await accept(client, *crowd(PAGE * PAGES + 1))
 
     await waiting_line.refresh()
@@ -116,7 +118,9 @@ async def test_round_reads_a_bounded_number_of_entries(client: Redis, waiting_li
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_what_is_seen_of_a_line_is_always_the_front_of_it(client: Redis, waiting_line: Line, seed: int) -> None:
+async def test_what_is_seen_of_a_line_is_always_the_front_of_it(
+    client: Redis, waiting_line: WaitingQueue, seed: int
+) -> None:
     dice = random.Random(seed)
     tickets = [offline(f"r{i}", key_id=dice.choice("abc"), max_tokens=dice.choice([5, 90])) for i in range(60)]
     await accept(client, *tickets[:40])
@@ -140,7 +144,9 @@ async def test_what_is_seen_of_a_line_is_always_the_front_of_it(client: Redis, w
     assert next(later, None) is None
 
 
-async def test_window_is_read_on_although_others_took_what_was_behind_it(client: Redis, waiting_line: Line) -> None:
+async def test_window_is_read_on_although_others_took_what_was_behind_it(
+    client: Redis, waiting_line: WaitingQueue
+) -> None:
     await accept(client, *crowd(20))
     await read_all(waiting_line)
     await take(client, *(f"crowd{i}" for i in range(19)))
@@ -152,7 +158,7 @@ async def test_window_is_read_on_although_others_took_what_was_behind_it(client:
     assert waiting_line.beyond == []
 
 
-async def test_stream_that_was_deleted_is_forgotten(client: Redis, waiting_line: Line) -> None:
+async def test_stream_that_was_deleted_is_forgotten(client: Redis, waiting_line: WaitingQueue) -> None:
     await accept(client, *crowd(20))
     await read_all(waiting_line)
     await client.delete(keys.WAIT_OFFLINE)
@@ -162,7 +168,7 @@ async def test_stream_that_was_deleted_is_forgotten(client: Redis, waiting_line:
     assert (seen(waiting_line), waiting_line.beyond) == ([], [])
 
 
-async def test_tokens_that_wait_unseen_are_counted(client: Redis, waiting_line: Line) -> None:
+async def test_tokens_that_wait_unseen_are_counted(client: Redis, waiting_line: WaitingQueue) -> None:
     await accept(client, *crowd(30), *(offline(f"m{i}", model="other@1", max_tokens=97) for i in range(10)))
 
     await read_all(waiting_line)
@@ -176,7 +182,7 @@ async def test_tokens_that_wait_unseen_are_counted(client: Redis, waiting_line: 
 
 
 async def test_tokens_of_a_stream_that_is_half_read_are_estimated_from_what_was_read(
-    client: Redis, waiting_line: Line
+    client: Redis, waiting_line: WaitingQueue
 ) -> None:
     await accept(client, *crowd(10 * PAGE * PAGES))
 
@@ -186,7 +192,7 @@ async def test_tokens_of_a_stream_that_is_half_read_are_estimated_from_what_was_
     assert waiting == pytest.approx(10 * PAGE * PAGES * 19)
 
 
-async def test_what_a_newer_version_reads_has_a_window_of_its_own(client: Redis, waiting_line: Line) -> None:
+async def test_what_a_newer_version_reads_has_a_window_of_its_own(client: Redis, waiting_line: WaitingQueue) -> None:
     await accept(client, *(make.ticket(f"n{i}", min_wire=99) for i in range(20)), make.ticket("last"))
 
     await read_all(waiting_line)

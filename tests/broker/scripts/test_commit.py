@@ -8,7 +8,7 @@ from redis.asyncio import Redis
 
 from broker import keys
 from broker.scripts import DEFAULT_BOUNDS, CommitResult, Refusal, RowCommit, Scripts
-from broker.wire import Logprob, Seat, encode, pack_tokens
+from broker.wire import Assignment, Logprob, encode, pack_tokens
 from harness import factories as make
 from harness.channels import listening
 from harness.reads import read_log
@@ -18,7 +18,7 @@ from harness.running import run_rows
 OK = CommitResult()
 
 
-def tokens_of(seat: Seat, position: int, *tokens: int) -> RowCommit:
+def tokens_of(seat: Assignment, position: int, *tokens: int) -> RowCommit:
     return RowCommit(seat, position, pack_tokens(tokens))
 
 
@@ -113,7 +113,9 @@ async def test_commit_refuses_a_request_that_waits_again(scripts: Scripts) -> No
 
 
 async def test_commit_refuses_a_request_that_is_unknown(scripts: Scripts) -> None:
-    assert (await scripts.commit("w1", [tokens_of(Seat("r1", 1), 0, 7)], {})).refused == (Refusal("r1", "lost", 0),)
+    assert (await scripts.commit("w1", [tokens_of(Assignment("r1", 1), 0, 7)], {})).refused == (
+        Refusal("r1", "lost", 0),
+    )
 
 
 async def test_commit_names_rows_that_somebody_cancelled(scripts: Scripts, client: Redis) -> None:
@@ -177,7 +179,7 @@ async def test_commit_keeps_a_log_of_full_32_bit_ids_after_a_request_is_run_agai
     await scripts.register(make.registration("w2"))
     await scripts.form("w2", "c2", ["r1"])
 
-    result = await scripts.commit("w2", [tokens_of(Seat("r1", 2), 2, 65_536)], {})
+    result = await scripts.commit("w2", [tokens_of(Assignment("r1", 2), 2, 65_536)], {})
 
     assert result == OK
     assert await read_log(client, "r1") == (2**32 - 1, 0, 65_536)

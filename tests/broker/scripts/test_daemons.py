@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from broker import keys
 from broker.registry import Registry
 from broker.scripts import RECORD_TTL_MS, TOKENIZER_TTL_MS, Registration, Scripts
-from broker.wire import ModelCard, Seat, encode
+from broker.wire import Assignment, ModelCard, encode
 from harness import factories as make
 from harness.reads import read_counts, read_free_rows, read_waiting
 from harness.running import accept, run_rows
@@ -137,7 +137,7 @@ async def test_retire_names_the_rows_of_a_worker_whose_record_has_expired(script
     await run_rows(scripts, "r1")
     await client.delete(keys.daemon("w1"))
 
-    assert await scripts.retire("w1") == [Seat("r1", 1)]
+    assert await scripts.retire("w1") == [Assignment("r1", 1)]
     assert not await cast("Any", client.exists(keys.daemon("w1")))
 
 

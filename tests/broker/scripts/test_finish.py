@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 
 from broker import keys
 from broker.scripts import DEFAULT_BOUNDS, FinishResult, RowCommit, RowFinish, Scripts
-from broker.wire import Failed, Finished, Seat, Stats, decode_events, pack_tokens
+from broker.wire import Assignment, Failed, Finished, Stats, decode_events, pack_tokens
 from harness import factories as make
 from harness.channels import listening
 from harness.reads import read_counts, read_end, read_free_rows, read_state, read_status
@@ -19,7 +19,7 @@ from harness.running import run_rows
 RETAIN_MS = 600_000
 
 
-def end_of(seat: Seat, *, length: int = -1, reason: str = "stop") -> RowFinish:
+def end_of(seat: Assignment, *, length: int = -1, reason: str = "stop") -> RowFinish:
     event = Finished(seat.request_id, cast("Any", reason), length, text_end=5, stats=Stats(cycles=3))
     return RowFinish(seat, length, "finished", reason, event)
 
@@ -55,7 +55,7 @@ async def test_finish_refuses_who_does_not_own_the_request(
 ) -> None:
     await run_rows(scripts, "r1")
 
-    assert await scripts.finish(worker_id, end_of(Seat("r1", attempt))) == FinishResult("lost")
+    assert await scripts.finish(worker_id, end_of(Assignment("r1", attempt))) == FinishResult("lost")
     assert await read_status(client, "r1") == "running"
 
 
@@ -79,7 +79,7 @@ async def test_finish_gives_row_cache_slots_and_load_back(scripts: Scripts, clie
     await scripts.accept(make.submission("r1", ticket=make.ticket("r1", key_id="a")), DEFAULT_BOUNDS)
     await scripts.form("w1", "c1", ["r1"])
 
-    await scripts.finish("w1", end_of(Seat("r1", 1)))
+    await scripts.finish("w1", end_of(Assignment("r1", 1)))
 
     assert await cast("Any", client.hmget(keys.daemon("w1"), "free", "free_tokens")) == [b"8", b"100"]
     assert await read_counts(client, keys.LOAD) == {}
@@ -109,7 +109,7 @@ async def test_finish_tells_the_listener_and_wakes_the_former(scripts: Scripts, 
     await scripts.register(make.registration("w1"))
     await scripts.accept(make.submission("r1", reply="channel"), DEFAULT_BOUNDS)
     await scripts.form("w1", "c1", ["r1"])
-    finish = end_of(Seat("r1", 1))
+    finish = end_of(Assignment("r1", 1))
 
     async with listening(server, "channel") as listener, listening(server, keys.WAKE) as former:
         await scripts.finish("w1", finish)

@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 
 from broker import keys
 from broker.scripts import DEFAULT_BOUNDS, Scripts
-from broker.wire import Seat
+from broker.wire import Assignment
 from harness import factories as make
 from harness.reads import read_counts, read_free_rows, read_jobs, read_state, read_waiting
 from harness.running import accept, run_rows
@@ -22,7 +22,7 @@ async def test_form_sends_a_cohort_in_one_job(scripts: Scripts, client: Redis) -
     sent = await scripts.form("w1", "c1", ["r1", "r2"])
 
     assert sent == ["r1", "r2"]
-    assert await read_jobs(client, "w1") == [[Seat("r1", 1), Seat("r2", 1)]]
+    assert await read_jobs(client, "w1") == [[Assignment("r1", 1), Assignment("r2", 1)]]
     assert await read_waiting(client, keys.WAIT_INTERACTIVE) == []
 
 
@@ -61,7 +61,7 @@ async def test_form_sends_nothing_twice_when_run_twice(scripts: Scripts, client:
     again = await scripts.form("w1", "c1", ["r1"])
 
     assert again == []
-    assert await read_jobs(client, "w1") == [[Seat("r1", 1)]]
+    assert await read_jobs(client, "w1") == [[Assignment("r1", 1)]]
     assert await read_free_rows(client, "w1") == 7
 
 
@@ -175,7 +175,7 @@ async def test_form_lets_interactive_requests_take_the_places_of_offline_rows(sc
 
     assert sent == ["r1", "r2"]
     assert await read_free_rows(client, "w1") == -2
-    assert (await read_jobs(client, "w1"))[-1] == [Seat("r1", 1), Seat("r2", 1)]
+    assert (await read_jobs(client, "w1"))[-1] == [Assignment("r1", 1), Assignment("r2", 1)]
 
 
 async def test_form_sends_nothing_to_a_full_worker_unless_asked_to(scripts: Scripts) -> None:
@@ -224,8 +224,8 @@ async def test_free_rows_come_back_one_by_one_after_more_rows_than_are_decoded(s
     await accept(scripts, "r1")
     await scripts.form("w1", "c2", ["r1"], over_younger_ms=AGE_MS)
 
-    await scripts.hand_back("w1", [Seat("r1", 1)], is_crash=False)
+    await scripts.hand_back("w1", [Assignment("r1", 1)], is_crash=False)
     assert await read_free_rows(client, "w1") == 0
-    await scripts.hand_back("w1", [Seat("o1", 1)], is_crash=False)
+    await scripts.hand_back("w1", [Assignment("o1", 1)], is_crash=False)
 
     assert await read_free_rows(client, "w1") == 1

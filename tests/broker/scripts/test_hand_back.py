@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 
 from broker import keys
 from broker.scripts import DEFAULT_BOUNDS, RowCommit, Scripts
-from broker.wire import Cause, Failed, Finished, Seat, decode_events, pack_tokens
+from broker.wire import Assignment, Cause, Failed, Finished, decode_events, pack_tokens
 from harness import factories as make
 from harness.channels import listening
 from harness.reads import read_counts, read_end, read_free_rows, read_jobs, read_state, read_status, read_waiting
@@ -57,7 +57,7 @@ async def test_hand_back_lets_another_worker_have_it_with_the_next_attempt(scrip
     await scripts.register(make.registration("w2"))
 
     assert await scripts.form("w2", "c2", ["r1"]) == ["r1"]
-    assert await read_jobs(client, "w2") == [[Seat("r1", 2)]]
+    assert await read_jobs(client, "w2") == [[Assignment("r1", 2)]]
 
 
 async def test_hand_back_changes_nothing_when_run_twice(scripts: Scripts, client: Redis) -> None:
@@ -115,7 +115,7 @@ async def test_hand_back_tells_the_listener_when_it_gives_up(scripts: Scripts, s
     await scripts.form("w1", "c1", ["r1"])
 
     async with listening(server, "channel") as ear:
-        await scripts.hand_back("w1", [Seat("r1", 1)], is_crash=True, max_crashes=1)
+        await scripts.hand_back("w1", [Assignment("r1", 1)], is_crash=True, max_crashes=1)
 
         [event] = decode_events(await ear.hear())
     assert isinstance(event, Failed)

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from broker import keys
 from broker.errors import QuotaError
 from broker.scripts import DEFAULT_BOUNDS, Quota, RowCommit, RowFinish, Scripts, Submission
-from broker.wire import Finished, Seat, pack_tokens
+from broker.wire import Assignment, Finished, pack_tokens
 from harness import factories as make
 
 
@@ -81,7 +81,7 @@ async def test_cancel_gives_back_what_was_not_used(scripts: Scripts) -> None:
 
 
 async def test_finish_gives_back_what_was_not_used_once(scripts: Scripts) -> None:
-    quota, seat = Quota(tokens_per_minute=600), Seat("r1", 1)
+    quota, seat = Quota(tokens_per_minute=600), Assignment("r1", 1)
     await scripts.register(make.registration("w1"))
     await scripts.accept(metered("r1", quota), DEFAULT_BOUNDS)
     await scripts.form("w1", "c1", ["r1"])

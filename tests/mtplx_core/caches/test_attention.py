@@ -10,7 +10,7 @@ from mlx_lm.models.llama import Attention
 
 from harness.models import random_llama, tiny_llama
 from mtplx_core.caches.attention import attend, route_attention
-from mtplx_core.caches.forward import Run
+from mtplx_core.caches.forward import RowSpan
 from mtplx_core.caches.ragged import RaggedCache
 from mtplx_core.models.trunk import Trunk
 from mtplx_core.mtp.device_batch import new_trunk_cache
@@ -65,11 +65,11 @@ def test_attention_obeys_the_mask_it_is_given_whatever_other_layers_brought(trun
 def test_rows_are_run_together_where_neighbours_round_up_to_one_length(trunk: Trunk) -> None:
     layer = begun(trunk, 1).attention[0]
 
-    assert layer.runs == (Run(0, 1, 256), Run(1, 2, 448), Run(2, 4, 256), Run(4, 5, 448))
+    assert layer.runs == (RowSpan(0, 1, 256), RowSpan(1, 2, 448), RowSpan(2, 4, 256), RowSpan(4, 5, 448))
 
 
 def test_rows_of_unknown_lengths_attend_to_the_longest(trunk: Trunk) -> None:
-    assert begun(trunk, 1, lengths=None).attention[0].runs == (Run(0, 5, 448),)
+    assert begun(trunk, 1, lengths=None).attention[0].runs == (RowSpan(0, 5, 448),)
 
 
 def test_row_is_bit_equal_beside_a_longer_neighbour(trunk: Trunk) -> None:

@@ -15,7 +15,7 @@ from harness.depths import Scheduled
 from harness.predicted_drafts import Foreseeing
 from mtplx_core.build import build_engine
 from mtplx_core.caches.row_bytes import cache_bytes
-from mtplx_core.engine import Geometry, Row, Sampling, SchedulerMode
+from mtplx_core.engine import Geometry, Row, SamplingParams, SchedulerMode
 from mtplx_core.engines.serial import SerialEngine
 from mtplx_core.errors import UnsupportedModeError
 from mtplx_core.heads.base import Head
@@ -29,7 +29,7 @@ from tests.mtplx_core.driving import Heard, run
 from tests.mtplx_core.heads.layouts import DENSE, EXPERTS_35, NEXT, SIZE, loaded_of, tiny
 
 GEOMETRY = Geometry(decode_batch_max=3, max_context_tokens=160, depth=7, prefill_chunk_tokens=16)
-SAMPLED = Sampling(temperature=0.9, top_p=0.9, seed=77)
+SAMPLED = SamplingParams(temperature=0.9, top_p=0.9, seed=77)
 LOOPING = tuple(range(40, 48)) * 3
 
 
@@ -43,7 +43,7 @@ def loaded() -> LoadedModel:
     return loaded_of(tiny(DENSE))
 
 
-def rows_of(sampling: Sampling) -> list[Row]:
+def rows_of(sampling: SamplingParams) -> list[Row]:
     prompts = [(5,), LOOPING, tuple(range(100, 171))]
     return [
         Row(f"r{index}", prompt, 30 + 7 * index, replace(sampling, seed=index), ignore_eos=True)
@@ -85,9 +85,9 @@ def assert_audited(loaded: LoadedModel, rows: Sequence[Row], heard: Heard) -> No
 
 
 @pytest.mark.parametrize("depths", [(0,), (1,), (0, 2, 7, 0, 1)], ids=str)
-@pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
 def test_rows_that_accept_different_numbers_of_drafts_say_what_serial_says(
-    any_kind: LoadedModel, sampling: Sampling, depths: tuple[int, ...]
+    any_kind: LoadedModel, sampling: SamplingParams, depths: tuple[int, ...]
 ) -> None:
     rows = rows_of(sampling)
     engine = engine_of(any_kind, *depths, head=foreseeing(any_kind, rows))
@@ -123,7 +123,7 @@ def test_row_continued_on_another_worker_says_what_serial_says(loaded: LoadedMod
     first.close()
 
     resumed = replace(row, committed=tuple(committed))
-    heard = run(engine_of(loaded, 1, 3), [resumed, *rows_of(Sampling())[::2]])
+    heard = run(engine_of(loaded, 1, 3), [resumed, *rows_of(SamplingParams())[::2]])
 
     assert heard.starts[row.row_id] == len(committed)
     assert_audited(loaded, [resumed], heard)
@@ -146,7 +146,7 @@ def test_paused_row_goes_on_where_it_was(loaded: LoadedModel) -> None:
 
 def test_row_bytes_count_the_recurrent_state(loaded: LoadedModel) -> None:
     engine = engine_of(loaded, 3)
-    row = rows_of(Sampling())[2]
+    row = rows_of(SamplingParams())[2]
     engine.admit(row)
     most = 0
     while engine.active_rows:
@@ -159,7 +159,7 @@ def test_row_bytes_count_the_recurrent_state(loaded: LoadedModel) -> None:
 def test_engine_frees_the_state_when_the_last_row_has_left(loaded: LoadedModel) -> None:
     engine = engine_of(loaded, 1)
 
-    run(engine, rows_of(Sampling()))
+    run(engine, rows_of(SamplingParams()))
 
     assert engine.snapshot()["kv_bytes"] == 0
 

@@ -18,19 +18,19 @@ from harness.windowed import VOCAB_SIZE, WINDOW, windowed
 from mtplx_core.build import build_engine
 from mtplx_core.caches.row_bytes import cache_bytes
 from mtplx_core.caches.windowed import in_order
-from mtplx_core.engine import Geometry, Row, Sampling, SchedulerMode
+from mtplx_core.engine import Geometry, Row, SamplingParams, SchedulerMode
 from mtplx_core.engines.serial import SerialEngine
 from mtplx_core.heads.base import Head
 from mtplx_core.models.loader import LoadedModel
 from mtplx_core.models.trunk import Trunk
 from mtplx_core.mtp.depth import FixedDepth
 from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
-from mtplx_core.mtp.prefill_batch import Feeder
+from mtplx_core.mtp.prefill_batch import PrefillBatcher
 from mtplx_core.sampling.audit import audit
 from tests.mtplx_core.driving import Heard, run
 
 GEOMETRY = Geometry(decode_batch_max=3, max_context_tokens=200, depth=7, prefill_chunk_tokens=16)
-SAMPLED = Sampling(temperature=0.8, seed=77)
+SAMPLED = SamplingParams(temperature=0.8, seed=77)
 LOOPING = tuple(range(40, 48)) * 3
 FAMILIES = {"gemma3_text": True, "gpt_oss": False, "mimo_v2_flash": True, "olmo3": False}
 """And whether a cycle is built while another runs, as on a GPU, or in turn, as on a CPU."""
@@ -43,7 +43,7 @@ def loaded() -> LoadedModel:
     return windowed("gpt_oss")
 
 
-def rows_of(sampling: Sampling) -> list[Row]:
+def rows_of(sampling: SamplingParams) -> list[Row]:
     """All of them end some windows behind where they begin."""
     prompts = [(5,), LOOPING, tuple(range(20, 91))]
     return [
@@ -76,8 +76,8 @@ def assert_audited(loaded: LoadedModel, rows: Sequence[Row], heard: Heard) -> No
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
-def test_drafts_accepted_and_rejected_across_the_edge_change_no_answer(family: str, sampling: Sampling) -> None:
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
+def test_drafts_accepted_and_rejected_across_the_edge_change_no_answer(family: str, sampling: SamplingParams) -> None:
     loaded, rows = windowed(family), rows_of(sampling)
     engine = engine_of(loaded, 0, 2, 7, 0, 3, head=foreseeing(loaded, rows), overlaps=FAMILIES[family])
 
@@ -113,7 +113,7 @@ def test_row_continued_on_another_worker_says_what_serial_says(loaded: LoadedMod
     first.close()
 
     resumed = replace(row, committed=tuple(said[:committed]))
-    heard = run(engine_of(loaded, 1, 3), [resumed, *rows_of(Sampling())[::2]])
+    heard = run(engine_of(loaded, 1, 3), [resumed, *rows_of(SamplingParams())[::2]])
 
     assert heard.starts[row.row_id] == committed
     assert_audited(loaded, [resumed], heard)
@@ -184,7 +184,7 @@ def test_prompts_fed_together_leave_what_each_leaves_alone(loaded: LoadedModel) 
     chunk, rng = 64, np.random.default_rng(3)
     rows = [Row(f"{tokens}", tuple(rng.integers(3, VOCAB_SIZE, size=tokens).tolist()), 8) for tokens in (126, 97)]
     trunk = CountedTrunk(loaded.model)
-    feeder = Feeder(trunk, None, chunk_tokens=chunk, ends=())
+    feeder = PrefillBatcher(trunk, None, chunk_tokens=chunk, ends=())
     together, alone = [feeder.prefill_of(row) for row in rows], [feeder.prefill_of(row) for row in rows]
 
     for prefill in together:
@@ -210,7 +210,7 @@ def last_of(filled: Any) -> list[mx.array]:
 
 def test_row_takes_no_more_memory_than_is_said(loaded: LoadedModel) -> None:
     engine = engine_of(loaded, 3)
-    row = rows_of(Sampling())[2]
+    row = rows_of(SamplingParams())[2]
     engine.admit(row)
     most = 0
     while engine.active_rows:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.models import VOCAB_SIZE, tiny_llama
-from mtplx_core.engine import Row, Sampling
+from mtplx_core.engine import Row, SamplingParams
 from mtplx_core.errors import EngineDeadError, RowRejectedError
 from mtplx_core.models.loader import LoadedModel
 from mtplx_core.sampling.audit import audit
@@ -22,7 +22,7 @@ BAD_ROWS = {
     "token outside the vocabulary": Row("bad", (VOCAB_SIZE,), 5),
     "negative token": Row("bad", (-1,), 5),
     "committed outside the vocabulary": Row("bad", (1,), 5, committed=(VOCAB_SIZE,)),
-    "bias outside the vocabulary": Row("bad", (1,), 5, Sampling(logit_bias=((VOCAB_SIZE, 1.0),))),
+    "bias outside the vocabulary": Row("bad", (1,), 5, SamplingParams(logit_bias=((VOCAB_SIZE, 1.0),))),
     "no tokens wanted": Row("bad", (1,), 0),
     "more committed than wanted": Row("bad", (1,), 1, committed=(1, 2)),
 }

@@ -11,10 +11,10 @@ import pytest
 
 from mtplx_core.engine import Geometry, PrefillProgress, Row, StepResult
 from mtplx_core.engines.scripted import (
-    Fault,
     Script,
     ScriptedEngine,
-    Work,
+    ScriptedFault,
+    StepWork,
     scripted_completion,
     scripted_token,
     sleeping_pace,
@@ -119,7 +119,7 @@ def test_prompt_is_fed_in_chunks_before_the_first_token() -> None:
 
 
 def test_pace_is_told_what_a_step_does() -> None:
-    heard: list[Work] = []
+    heard: list[StepWork] = []
     engine = ScriptedEngine(GEOMETRY, pace=heard.append)
     engine.admit(ROW)
     engine.admit(OTHER)
@@ -127,7 +127,7 @@ def test_pace_is_told_what_a_step_does() -> None:
     engine.step()
     engine.step()
 
-    assert heard == [Work(2, 5), Work(2, 0)]
+    assert heard == [StepWork(2, 5), StepWork(2, 0)]
 
 
 def test_logprobs_come_when_asked_for() -> None:
@@ -142,7 +142,7 @@ def test_logprobs_come_when_asked_for() -> None:
 
 
 def test_row_fault_ends_that_row_alone_and_keeps_what_came_before() -> None:
-    script = Script(tokens_per_step=(3,), faults=(Fault("row", 4, strikes=lambda row: row.row_id == "row"),))
+    script = Script(tokens_per_step=(3,), faults=(ScriptedFault("row", 4, strikes=lambda row: row.row_id == "row"),))
 
     heard = run(ScriptedEngine(GEOMETRY, script), [ROW, OTHER])
 
@@ -152,7 +152,7 @@ def test_row_fault_ends_that_row_alone_and_keeps_what_came_before() -> None:
 
 
 def test_dead_fault_makes_every_later_step_raise() -> None:
-    engine = ScriptedEngine(GEOMETRY, Script(faults=(Fault("dead", 1),)))
+    engine = ScriptedEngine(GEOMETRY, Script(faults=(ScriptedFault("dead", 1),)))
     engine.admit(ROW)
     engine.step()
 
@@ -163,7 +163,7 @@ def test_dead_fault_makes_every_later_step_raise() -> None:
 
 def test_hang_fault_blocks_in_what_it_was_given() -> None:
     hangs: list[int] = []
-    engine = ScriptedEngine(GEOMETRY, Script(faults=(Fault("hang", 2),)), hang=lambda: hangs.append(1))
+    engine = ScriptedEngine(GEOMETRY, Script(faults=(ScriptedFault("hang", 2),)), hang=lambda: hangs.append(1))
 
     run(engine, [ROW])
 
@@ -242,6 +242,6 @@ def test_snapshot_counts() -> None:
 def test_no_step_ends_while_the_pace_is_held() -> None:
     answers = iter([True, True, False])
 
-    sleeping_pace(0.0, is_held=lambda: next(answers))(Work(decoding_rows=1, prefill_tokens=0))
+    sleeping_pace(0.0, is_held=lambda: next(answers))(StepWork(decoding_rows=1, prefill_tokens=0))
 
     assert list(answers) == []

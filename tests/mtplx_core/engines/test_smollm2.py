@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from harness.chat_prompts import chat_prompt
 from mtplx_core.build import build_engine
-from mtplx_core.engine import Geometry, Row, Sampling, SchedulerMode
+from mtplx_core.engine import Geometry, Row, SamplingParams, SchedulerMode
 from mtplx_core.models.loader import LoadedModel
 from mtplx_core.sampling.audit import audit, compare
 from tests.mtplx_core.driving import run
@@ -63,10 +63,10 @@ def test_greedy_answer_to_the_capital_of_france_is_paris(smollm2: LoadedModel, t
 
 def test_seeded_answers_are_the_samplers_alone_and_among_neighbours(smollm2: LoadedModel, tokenizer: Tokenizer) -> None:
     prompt = chat_prompt(smollm2, "Tell me a story about a fox.")
-    row = Row("row", prompt, 8, Sampling(temperature=0.8, top_p=0.95, frequency_penalty=0.2, seed=2**40 + 5))
+    row = Row("row", prompt, 8, SamplingParams(temperature=0.8, top_p=0.95, frequency_penalty=0.2, seed=2**40 + 5))
     others = [
         Row("greedy", chat_prompt(smollm2, QUESTION), 6),
-        Row("wild", prompt[-12:], 9, Sampling(temperature=1.35, top_p=0.55, top_k=7, seed=7)),
+        Row("wild", prompt[-12:], 9, SamplingParams(temperature=1.35, top_p=0.55, top_k=7, seed=7)),
     ]
 
     alone = run(build_engine(SchedulerMode.SERIAL, smollm2, geometry=GEOMETRY), [row]).tokens["row"]

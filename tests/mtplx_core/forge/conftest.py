@@ -14,7 +14,7 @@ from mlx_lm.models.llama import Model, ModelArgs
 
 from mtplx_core.build import build_engine
 from mtplx_core.engine import Geometry, SchedulerMode
-from mtplx_core.forge.answers import Prompt, collect_answers
+from mtplx_core.forge.answers import TrainingPrompt, collect_answers
 from mtplx_core.forge.states import record_states
 from mtplx_core.models.loader import LoadedModel
 from mtplx_core.models.trunk import Trunk
@@ -78,13 +78,13 @@ def counter() -> LoadedModel:
 
 
 @pytest.fixture(scope="package")
-def prompts() -> list[Prompt]:
+def prompts() -> list[TrainingPrompt]:
     draws = np.random.default_rng(1)
-    return [Prompt(tuple(counting(draws, 6)), 0.0 if place % 2 else 0.8) for place in range(160)]
+    return [TrainingPrompt(tuple(counting(draws, 6)), 0.0 if place % 2 else 0.8) for place in range(160)]
 
 
 @pytest.fixture(scope="package")
-def answers(counter: LoadedModel, prompts: list[Prompt], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def answers(counter: LoadedModel, prompts: list[TrainingPrompt], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("forge") / "answers"
     geometry = Geometry(decode_batch_max=32, max_context_tokens=64)
     engine = build_engine(SchedulerMode.AR_BATCH, counter, geometry=geometry)

@@ -14,7 +14,7 @@ import pytest
 from mtplx_core.forge.curve import Point, draw_curve
 from mtplx_core.forge.lessons import HoldOut, batch_lessons, collate, shared_opening
 from mtplx_core.forge.losses import DraftTable, draft_loss, state_loss
-from mtplx_core.forge.optimiser import Rates, apply, average_of, orthogonal, start_state
+from mtplx_core.forge.optimiser import LearningRates, apply, average_of, orthogonal, start_state
 from mtplx_core.forge.recipe import Recipe
 from mtplx_core.forge.states import TOP, Lesson, most_likely
 
@@ -132,7 +132,7 @@ def test_optimiser_finds_a_matrix_and_a_gain() -> None:
     for step in range(1, 301):
         gradients = {name: weights[name] - wanted[name] for name in weights}
         factor = 1 - step / 301
-        rates = Rates(matrices=0.1 * factor, gains=0.1 * factor, decay=0.0, average=0.9)
+        rates = LearningRates(matrices=0.1 * factor, gains=0.1 * factor, decay=0.0, average=0.9)
         weights, state = apply(weights, gradients, state, step=step, rates=rates)
         mx.eval(weights, state)
 

@@ -10,7 +10,7 @@ import pytest
 from mtplx_core.build import build_engine
 from mtplx_core.engine import Geometry, SchedulerMode
 from mtplx_core.errors import ForgeError
-from mtplx_core.forge.answers import Prompt, answer_files, collect_answers, load_answers
+from mtplx_core.forge.answers import TrainingPrompt, answer_files, collect_answers, load_answers
 from mtplx_core.forge.lessons import HoldOut
 from mtplx_core.forge.recipe import Recipe
 from mtplx_core.forge.states import load_lessons, record_states, shard_files
@@ -26,7 +26,7 @@ class Killed(Exception):
 
 
 def test_collecting_asks_only_what_has_no_answer_when_it_goes_on(
-    counter: LoadedModel, prompts: list[Prompt], tmp_path: Path
+    counter: LoadedModel, prompts: list[TrainingPrompt], tmp_path: Path
 ) -> None:
     engine = build_engine(SchedulerMode.AR_BATCH, counter, geometry=Geometry(decode_batch_max=8, max_context_tokens=64))
     collect_answers(engine, prompts[:10], tmp_path, max_tokens=4, on_progress=lambda done, total: None)

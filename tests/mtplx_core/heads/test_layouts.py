@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mtplx_core.caches.ragged import RaggedCache, layer_shapes, plain_caches
-from mtplx_core.engine import Geometry, Row, Sampling
+from mtplx_core.engine import Geometry, Row, SamplingParams
 from mtplx_core.errors import ModelLoadError
 from mtplx_core.heads.base import Head
 from mtplx_core.heads.mimo import load_mimo_head
@@ -369,7 +369,10 @@ def test_lane_decodes_with_a_familys_head(config: dict[str, Any]) -> None:
     loaded = loaded_of(made)
     geometry = Geometry(decode_batch_max=2, max_context_tokens=64, depth=2)
     engine = MtpBatchEngine(loaded, geometry, head=made.head, options=MtpOptions(policy=FixedDepth(2)))
-    rows = [Row("one", (5, 6, 7), 10, ignore_eos=True), Row("two", (9,), 13, Sampling(1.0, seed=3), ignore_eos=True)]
+    rows = [
+        Row("one", (5, 6, 7), 10, ignore_eos=True),
+        Row("two", (9,), 13, SamplingParams(1.0, seed=3), ignore_eos=True),
+    ]
 
     heard = run(engine, rows)
 

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from mtplx_core.build import build_engine
-from mtplx_core.engine import Engine, Geometry, Row, Sampling, SchedulerMode
+from mtplx_core.engine import Engine, Geometry, Row, SamplingParams, SchedulerMode
 from mtplx_core.engines.serial import SerialEngine
 from mtplx_core.heads.native import load_native_head, stored_head
 from mtplx_core.heads.norms import Convention
@@ -35,7 +35,7 @@ QUESTIONS = (
     "Hm?",
     "What does Rosa do on Sunday?",
 )
-SAMPLED = Sampling(temperature=0.8, top_p=0.95, seed=5)
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=5)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def build(loaded: LoadedModel, head: QwenHead) -> Iterator[Callable[[], Engine]]
         engine.close()
 
 
-def rows_of(loaded: LoadedModel, sampling: Sampling) -> list[Row]:
+def rows_of(loaded: LoadedModel, sampling: SamplingParams) -> list[Row]:
     """Questions of 8 to 90 tokens, as the chat template would put them."""
     return [
         Row(f"r{index}", prompt_of(question), 40 + 9 * index, replace(sampling, seed=index), ignore_eos=True)
@@ -108,9 +108,9 @@ def test_head_is_read_as_it_was_written(loaded: LoadedModel, trunk: Trunk) -> No
     assert 0.5 < native.agreement < 1.0
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "seeded"])
 def test_joining_and_leaving_rows_say_what_serial_says_with_some_drafts_accepted(
-    loaded: LoadedModel, build: Callable[[], Engine], sampling: Sampling
+    loaded: LoadedModel, build: Callable[[], Engine], sampling: SamplingParams
 ) -> None:
     engine, rows = build(), rows_of(loaded, sampling)
 
@@ -124,9 +124,9 @@ def test_joining_and_leaving_rows_say_what_serial_says_with_some_drafts_accepted
     assert 0 < drafted["right"] < drafted["tried"]
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "seeded"])
 def test_rows_of_a_killed_worker_go_on_as_serial_would(
-    loaded: LoadedModel, build: Callable[[], Engine], sampling: Sampling
+    loaded: LoadedModel, build: Callable[[], Engine], sampling: SamplingParams
 ) -> None:
     rows, first = rows_of(loaded, sampling)[:3], build()
     committed: dict[str, list[int]] = {row.row_id: [] for row in rows}

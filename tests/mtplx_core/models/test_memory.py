@@ -11,7 +11,7 @@ from mlx_lm.models.llama import Model, ModelArgs
 
 from harness.models import CONFIG, tiny_llama
 from mtplx_core.build import build_engine
-from mtplx_core.engine import Geometry, Row, Sampling, SchedulerMode
+from mtplx_core.engine import Geometry, Row, SamplingParams, SchedulerMode
 from mtplx_core.errors import UnsupportedModeError
 from mtplx_core.models.memory import fit_geometry, plan_memory, plan_this_machine
 from mtplx_core.mtp.depth import FixedDepth
@@ -80,7 +80,7 @@ def test_rows_carry_what_a_deep_cycle_makes_of_a_large_vocabulary() -> None:
     loaded = replace(tiny_llama(), model=model, vocab_size=50_000)
     geometry = Geometry(4, 128, depth=7)
     engine = MtpBatchEngine(loaded, geometry, options=MtpOptions(policy=FixedDepth(7)))
-    sampling = Sampling(temperature=0.8, top_p=0.9, top_k=50, min_p=0.01, frequency_penalty=0.2)
+    sampling = SamplingParams(temperature=0.8, top_p=0.9, top_k=50, min_p=0.01, frequency_penalty=0.2)
     for name in "abcd":
         engine.admit(Row(name, (5, 6, 7), 100, sampling, ignore_eos=True, top_logprobs=5))
     while engine.snapshot()["cycles"] < 2:

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mtplx_core.engine import Row, Sampling
+from mtplx_core.engine import Row, SamplingParams
 from mtplx_core.mtp.cycle import RowState
 from mtplx_core.sampling.penalties import RowHistory, has_penalties, row_history
 from mtplx_core.sampling.sampler import SamplingBatch
@@ -91,7 +91,7 @@ def restarted(tables: Tables, committed: Sequence[Sequence[int]], *, capacity: i
     return state, sampler
 
 
-def _random_sampling(rng: np.random.Generator, vocab_size: int, *, has_penalties: bool) -> Sampling:
+def _random_sampling(rng: np.random.Generator, vocab_size: int, *, has_penalties: bool) -> SamplingParams:
     def sometimes(value: float, neutral: float) -> float:
         return value if rng.random() < 0.3 else neutral
 
@@ -99,7 +99,7 @@ def _random_sampling(rng: np.random.Generator, vocab_size: int, *, has_penalties
         return sometimes(float(rng.uniform(low, high)), neutral) if has_penalties else neutral
 
     bias = ((int(rng.integers(vocab_size)), float(rng.normal())),) if rng.random() < 0.2 else ()
-    return Sampling(
+    return SamplingParams(
         temperature=sometimes(0.0, float(rng.uniform(0.2, 2.0))),
         top_p=sometimes(float(rng.uniform(0.2, 1.0)), 1.0),
         top_k=int(sometimes(float(rng.integers(1, vocab_size + 1)), 0)),
@@ -111,8 +111,8 @@ def _random_sampling(rng: np.random.Generator, vocab_size: int, *, has_penalties
     )
 
 
-def _reseeded(sampling: Sampling, seed: int) -> Sampling:
-    return Sampling(
+def _reseeded(sampling: SamplingParams, seed: int) -> SamplingParams:
+    return SamplingParams(
         sampling.temperature,
         sampling.top_p,
         sampling.top_k,

@@ -23,7 +23,7 @@ from mtplx_core.heads.attached import AttachedHead
 from mtplx_core.models.loader import LoadedModel
 from mtplx_core.models.trunk import Trunk
 from mtplx_core.mtp.assemble import build_mtp_engine, usual_depth
-from mtplx_core.mtp.depth import Odds
+from mtplx_core.mtp.depth import AcceptanceRates
 from mtplx_core.mtp.engine import MtpBatchEngine
 from mtplx_core.mtp.probe import Probe, draft_shares, load_or_probe, probe_forwards
 from tests.mtplx_core.driving import run
@@ -185,6 +185,6 @@ def test_head_drafts_no_deeper_than_it_was_made_for_in_a_deeper_lane(
     loaded: LoadedModel, head: AttachedHead, build: Callable[..., Any]
 ) -> None:
     policy = build(loaded, replace(GEOMETRY, depth=7), head=head)._policy
-    sure = Odds(lookup_found=0.0, head_right=1.0, head_further=1.0)
+    sure = AcceptanceRates(lookup_found=0.0, head_right=1.0, head_further=1.0)
 
     assert max(policy.choose([sure]).head_depth for _ in range(40)) == head.max_depth == 3

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from mtplx_core.engine import Row, Sampling
+from mtplx_core.engine import Row, SamplingParams
 from mtplx_core.heads.attached import AttachedHead
 from mtplx_core.models.loader import LoadedModel
 from mtplx_core.mtp.depth import FixedDepth
@@ -45,8 +45,8 @@ def test_rows_are_bit_equal_whatever_the_neighbours_say_and_when_they_leave(
 
     one = beside(Row("n1", (5,) * 9, 50), Row("n2", (7,) * 9, 60, ignore_eos=True), leave_at=5)
     other = beside(
-        Row("n1", tuple(range(50, 59)), 50, Sampling(temperature=1.7, top_k=9, seed=8)),
-        Row("n2", tuple(range(90, 99)), 60, Sampling(frequency_penalty=1.0), ignore_eos=True),
+        Row("n1", tuple(range(50, 59)), 50, SamplingParams(temperature=1.7, top_k=9, seed=8)),
+        Row("n2", tuple(range(90, 99)), 60, SamplingParams(frequency_penalty=1.0), ignore_eos=True),
         leave_at=31,
     )
 
@@ -56,7 +56,7 @@ def test_rows_are_bit_equal_whatever_the_neighbours_say_and_when_they_leave(
 
 def rows_to_pause() -> list[Row]:
     rows = [replace(row, top_logprobs=2) for row in rows_of(sampling=SAMPLED)]
-    return [replace(rows[0], sampling=Sampling(0.7, frequency_penalty=0.6, seed=5)), *rows[1:]]
+    return [replace(rows[0], sampling=SamplingParams(0.7, frequency_penalty=0.6, seed=5)), *rows[1:]]
 
 
 @ORDERS

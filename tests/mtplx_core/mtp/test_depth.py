@@ -8,17 +8,25 @@ import numpy as np
 import pytest
 
 from mtplx_core.mtp.cost_table import CostTable
-from mtplx_core.mtp.depth import EXPLORE_CYCLES, EXPLORE_EVERY, AdaptiveDepth, Drafting, FixedDepth, Odds, Trial
+from mtplx_core.mtp.depth import (
+    EXPLORE_CYCLES,
+    EXPLORE_EVERY,
+    AcceptanceRates,
+    AdaptiveDepth,
+    CycleOutcome,
+    Drafting,
+    FixedDepth,
+)
 
 FLAT = CostTable({(rows, depth): 1.0 + 0.01 * depth for rows in (1, 8) for depth in range(4)})
 STEEP = CostTable({(rows, depth): 1.0 + depth for rows in (1, 8) for depth in range(4)})
 
 
-def odds(*, right: float, further: float = 0.8) -> Odds:
-    return Odds(0.5, right, further, head_right=right, head_instead=right, head_further=further)
+def odds(*, right: float, further: float = 0.8) -> AcceptanceRates:
+    return AcceptanceRates(0.5, right, further, head_right=right, head_instead=right, head_further=further)
 
 
-def settled(policy: AdaptiveDepth, rows: Sequence[Odds], found: Sequence[bool] | None = None) -> Drafting:
+def settled(policy: AdaptiveDepth, rows: Sequence[AcceptanceRates], found: Sequence[bool] | None = None) -> Drafting:
     """What a policy chooses once it has had time to go as deep as it likes."""
     for _ in range(25):
         chosen = policy.choose(rows, found)
@@ -146,20 +154,20 @@ def test_fixed_depth_never_moves() -> None:
 @pytest.mark.parametrize(
     ("trial", "field", "rises"),
     [
-        (Trial(0, 0, True, True, True), "lookup_right", True),
-        (Trial(0, 0, True, False, True), "lookup_right", False),
-        (Trial(1, 0, True, True, False), "lookup_right", True),
-        (Trial(1, 1, False, False, False), "head_right", True),
-        (Trial(1, 0, False, False, False), "head_right", False),
-        (Trial(1, 1, True, False, False), "head_instead", True),
-        (Trial(1, 0, True, True, False), "head_instead", False),
-        (Trial(2, 2, False, False, False), "head_further", True),
-        (Trial(2, 1, True, False, False), "head_further", False),
-        (Trial(2, 2, True, True, True), "lookup_further", True),
-        (Trial(2, 1, True, True, True), "lookup_further", False),
+        (CycleOutcome(0, 0, True, True, True), "lookup_right", True),
+        (CycleOutcome(0, 0, True, False, True), "lookup_right", False),
+        (CycleOutcome(1, 0, True, True, False), "lookup_right", True),
+        (CycleOutcome(1, 1, False, False, False), "head_right", True),
+        (CycleOutcome(1, 0, False, False, False), "head_right", False),
+        (CycleOutcome(1, 1, True, False, False), "head_instead", True),
+        (CycleOutcome(1, 0, True, True, False), "head_instead", False),
+        (CycleOutcome(2, 2, False, False, False), "head_further", True),
+        (CycleOutcome(2, 1, True, False, False), "head_further", False),
+        (CycleOutcome(2, 2, True, True, True), "lookup_further", True),
+        (CycleOutcome(2, 1, True, True, True), "lookup_further", False),
     ],
 )
-def test_odds_move_with_what_a_trial_showed(trial: Trial, field: str, rises: bool) -> None:
+def test_odds_move_with_what_a_trial_showed(trial: CycleOutcome, field: str, rises: bool) -> None:
     row = odds(right=0.5)
     before = getattr(row, field)
 
@@ -172,18 +180,18 @@ def test_odds_move_with_what_a_trial_showed(trial: Trial, field: str, rises: boo
 def test_odds_of_the_head_do_not_move_where_it_did_not_draft() -> None:
     row = odds(right=0.5)
 
-    row.learn(Trial(0, 0, False, False, False))
-    row.learn(Trial(1, 1, True, True, True))
+    row.learn(CycleOutcome(0, 0, False, False, False))
+    row.learn(CycleOutcome(1, 1, True, True, True))
 
     assert (row.head_right, row.head_instead) == (0.5, 0.5)
 
 
 def test_what_is_expected_beforehand_gives_way_to_a_few_trials() -> None:
-    row = Odds(head_right=0.8)
+    row = AcceptanceRates(head_right=0.8)
 
     learnt = []
     for _ in range(40):
-        row.learn(Trial(1, 0, False, False, False))
+        row.learn(CycleOutcome(1, 0, False, False, False))
         learnt.append(row.head_right)
 
     assert learnt[2] < 0.5
@@ -211,8 +219,8 @@ def test_promised_tokens_count_the_chain_of_drafts() -> None:
 def test_row_drafts_from_the_head_instead_of_a_lookup_that_is_right_less_often(
     head_instead: float, found: list[bool] | None, by_lookup: tuple[bool, ...], head_depth: int
 ) -> None:
-    often_wrong = Odds(lookup_right=0.6, head_right=0.5, head_instead=head_instead)
-    always_right = Odds(lookup_right=1.0, head_right=0.5, head_instead=head_instead)
+    often_wrong = AcceptanceRates(lookup_right=0.6, head_right=0.5, head_instead=head_instead)
+    always_right = AcceptanceRates(lookup_right=1.0, head_right=0.5, head_instead=head_instead)
     rows = [often_wrong, always_right]
 
     policy = AdaptiveDepth(1, FLAT, CostTable({(1, 0): 0.01}))
@@ -221,7 +229,7 @@ def test_row_drafts_from_the_head_instead_of_a_lookup_that_is_right_less_often(
 
 
 def test_lookup_drafts_where_the_head_is_better_but_not_worth_its_cost() -> None:
-    row = Odds(lookup_right=0.6, head_right=0.7, head_instead=0.7)
+    row = AcceptanceRates(lookup_right=0.6, head_right=0.7, head_instead=0.7)
     costs = CostTable({(1, 0): 1.0, (1, 1): 1.1})
 
     assert settled(AdaptiveDepth(1, costs, CostTable({(1, 0): 0.4})), [row], [True]) == Drafting(1, 0, (True,))
@@ -229,7 +237,7 @@ def test_lookup_drafts_where_the_head_is_better_but_not_worth_its_cost() -> None
 
 
 def test_policy_drafts_deep_where_lookup_is_right_and_not_at_all_where_the_head_is_wrong() -> None:
-    row = Odds(lookup_right=0.9, lookup_further=0.9, head_right=0.01)
+    row = AcceptanceRates(lookup_right=0.9, lookup_further=0.9, head_right=0.01)
     policy = AdaptiveDepth(3, CostTable({(1, depth): 1.0 + 0.1 * depth for depth in range(4)}))
 
     settled(policy, [row], [True])
@@ -263,7 +271,7 @@ def test_drafts_of_the_head_have_a_cost_of_their_own() -> None:
 def test_head_drafts_no_further_than_pays_beside_rows_that_lookup_drafts_for(
     head_right: float, found: list[bool], depths: tuple[int, int]
 ) -> None:
-    row = Odds(lookup_right=0.95, lookup_further=0.95, head_right=head_right, head_further=0.05)
+    row = AcceptanceRates(lookup_right=0.95, lookup_further=0.95, head_right=head_right, head_further=0.05)
     costs = CostTable({(2, depth): 1.0 + 0.05 * depth for depth in range(4)})
     policy = AdaptiveDepth(3, costs, CostTable({(1, 0): 0.05}))
 
@@ -284,7 +292,7 @@ def test_head_drafts_no_further_than_pays_beside_rows_that_lookup_drafts_for(
 def test_lookup_drafts_deeper_than_the_head_was_made_for(
     lookup_right: float, found: list[bool] | None, depths: tuple[int, int]
 ) -> None:
-    row = Odds(0.9, lookup_right, lookup_further=0.95, head_right=0.9, head_instead=0.9, head_further=0.9)
+    row = AcceptanceRates(0.9, lookup_right, lookup_further=0.95, head_right=0.9, head_instead=0.9, head_further=0.9)
     costs = CostTable({(1, depth): 1.0 + 0.05 * depth for depth in range(8)})
     policy = AdaptiveDepth(7, costs, CostTable({(1, 0): 0.05}), head_depth_max=3)
 

@@ -12,7 +12,7 @@ from mtplx_core.engine import Geometry, Row
 from mtplx_core.heads.attached import AttachedHead
 from mtplx_core.models.loader import LoadedModel
 from mtplx_core.models.trunk import Trunk
-from mtplx_core.mtp.device_batch import DeviceBatch, Plan
+from mtplx_core.mtp.device_batch import CyclePlan, DeviceBatch
 from mtplx_core.mtp.prefill import Prefill
 
 GEOMETRY = Geometry(decode_batch_max=2, max_context_tokens=400, depth=3, prefill_chunk_tokens=16)
@@ -49,7 +49,7 @@ def test_cycles_in_which_the_head_does_not_draft_leave_no_growing_graph_behind_i
     for _ in range(CYCLES):
         tokens += depth + 1
         guesses = None if overlaps else {slot: (5, 6, 7) for slot in range(2)}
-        plan = Plan(depth, (tokens, tokens), head_depth=0, by_lookup=frozenset(range(2)), guesses=guesses)
+        plan = CyclePlan(depth, (tokens, tokens), head_depth=0, by_lookup=frozenset(range(2)), guesses=guesses)
         started = batch.start(plan)
         left.append(operations_behind(batch.arrays))
         chosen: Any = started.chosen.tolist()

@@ -11,7 +11,7 @@ import pytest
 from mtplx_core.caches.ragged import RaggedCache, plain_caches
 from mtplx_core.caches.ragged_layer import LayerShape
 from mtplx_core.mtp.drafters import PENDING_LIMIT, HeadDrafter, look_up
-from mtplx_core.mtp.prompt_lookup import Recall
+from mtplx_core.mtp.prompt_lookup import TokenIndex
 
 CAPACITY = 24
 
@@ -60,7 +60,7 @@ def test_lookup_finds_nothing_without_an_earlier_match() -> None:
 def test_host_finds_what_the_device_finds(seed: int) -> None:
     rng = np.random.default_rng(seed)
     tokens = rng.integers(0, 6, size=60).tolist()
-    recall = Recall()
+    recall = TokenIndex()
 
     for length in range(1, len(tokens) + 1):
         recall.extend(tokens[length - 1 : length])

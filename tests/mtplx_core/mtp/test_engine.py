@@ -12,21 +12,21 @@ import pytest
 from harness.depths import Scheduled
 from harness.knowing_head import KnowingHead
 from harness.models import tiny_llama
-from mtplx_core.engine import Geometry, Row, Sampling
+from mtplx_core.engine import Geometry, Row, SamplingParams
 from mtplx_core.engines.serial import SerialEngine
 from mtplx_core.errors import EngineDeadError
 from mtplx_core.heads.attached import AttachedHead
 from mtplx_core.heads.base import Head
 from mtplx_core.models.loader import LoadedModel
-from mtplx_core.mtp.depth import Drafting, FixedDepth, Odds
-from mtplx_core.mtp.device_batch import DeviceBatch, Plan, Started
+from mtplx_core.mtp.depth import AcceptanceRates, Drafting, FixedDepth
+from mtplx_core.mtp.device_batch import CyclePlan, DeviceBatch, Started
 from mtplx_core.mtp.engine import MtpBatchEngine, MtpOptions
 from mtplx_core.sampling.audit import audit, compare
 from tests.mtplx_core.driving import assert_decided, run
 from tests.mtplx_core.mtp.conftest import random_head
 
 GEOMETRY = Geometry(decode_batch_max=4, max_context_tokens=200, depth=7, prefill_chunk_tokens=16)
-SAMPLED = Sampling(temperature=0.9, top_p=0.9, seed=77)
+SAMPLED = SamplingParams(temperature=0.9, top_p=0.9, seed=77)
 LOOPING = tuple(range(40, 48)) * 3
 POISON = 200
 
@@ -54,7 +54,7 @@ def engine_of(
     return MtpBatchEngine(loaded, geometry, head=head, options=options)
 
 
-def rows_of(*, sampling: Sampling) -> list[Row]:
+def rows_of(*, sampling: SamplingParams) -> list[Row]:
     prompts = [(5,), LOOPING, tuple(range(100, 171)), (9, 8)]
     return [
         Row(f"r{index}", prompt, 40 + 7 * index, replace(sampling, seed=index), ignore_eos=True)
@@ -63,10 +63,10 @@ def rows_of(*, sampling: Sampling) -> list[Row]:
 
 
 @pytest.mark.parametrize("depths", [(0,), (1,), (7,), (0, 2, 0, 0, 7, 1), (0,) * 20 + (2,)], ids=str)
-@pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("has_head", [False, True], ids=["lookup", "head"])
 def test_engine_passes_the_audit_at_every_depth_schedule(
-    loaded: LoadedModel, head: AttachedHead, depths: tuple[int, ...], sampling: Sampling, has_head: bool
+    loaded: LoadedModel, head: AttachedHead, depths: tuple[int, ...], sampling: SamplingParams, has_head: bool
 ) -> None:
     engine = engine_of(loaded, *depths, head=head if has_head else None)
 
@@ -80,7 +80,7 @@ def test_engine_passes_the_audit_at_every_depth_schedule(
 
 def test_a_head_that_knows_the_answer_is_accepted_every_time(loaded: LoadedModel) -> None:
     """The head's bookkeeping is right iff a head that could be right is: this one repeats what serial said."""
-    rows = rows_of(sampling=Sampling())
+    rows = rows_of(sampling=SamplingParams())
     answers = run(SerialEngine(loaded, GEOMETRY), rows)
     for row in rows:
         assert_decided(loaded, row, answers.tokens[row.row_id])
@@ -98,7 +98,7 @@ def test_a_head_that_knows_the_answer_is_accepted_every_time(loaded: LoadedModel
 
 @pytest.mark.parametrize("longest", range(1, 6))
 def test_drafts_behind_the_token_that_ends_a_row_are_not_counted_as_accepted(loaded: LoadedModel, longest: int) -> None:
-    row = rows_of(sampling=Sampling())[1]
+    row = rows_of(sampling=SamplingParams())[1]
     answer = run(SerialEngine(loaded, GEOMETRY), [row]).tokens[row.row_id]
     assert_decided(loaded, row, answer)
     engine = engine_of(loaded, 3, head=KnowingHead(loaded, [(row.prompt, answer)]))
@@ -187,7 +187,7 @@ def test_paused_row_is_counted_in_the_memory_that_caches_take(loaded: LoadedMode
 def test_engine_frees_its_caches_when_the_last_row_has_left(loaded: LoadedModel, head: AttachedHead) -> None:
     engine = engine_of(loaded, 1, head=head)
 
-    run(engine, rows_of(sampling=Sampling()))
+    run(engine, rows_of(sampling=SamplingParams()))
 
     assert engine.snapshot()["kv_bytes"] == 0
     assert engine.snapshot()["physical_rows"] == 0
@@ -221,7 +221,7 @@ def test_step_that_raises_leaves_an_engine_that_says_it_is_dead(loaded: LoadedMo
     class Broken(Scheduled):
         def choose(
             self,
-            rows: Sequence[Odds],
+            rows: Sequence[AcceptanceRates],
             found: Sequence[bool] | None = None,
             *,
             width: int = 0,
@@ -242,7 +242,7 @@ def test_step_that_raises_leaves_an_engine_that_says_it_is_dead(loaded: LoadedMo
 def test_snapshot_counts_drafts_by_place_and_drafter(loaded: LoadedModel, head: AttachedHead) -> None:
     engine = engine_of(loaded, 2, head=head)
 
-    heard = run(engine, rows_of(sampling=Sampling()))
+    heard = run(engine, rows_of(sampling=SamplingParams()))
 
     shown = engine.snapshot()
     assert shown["tokens"] == sum(map(len, heard.tokens.values()))
@@ -261,7 +261,7 @@ def test_row_that_is_not_to_draft_by_lookup_drafts_from_the_head(
     class Decided(Scheduled):
         def choose(
             self,
-            rows: Sequence[Odds],
+            rows: Sequence[AcceptanceRates],
             found: Sequence[bool] | None = None,
             *,
             width: int = 0,
@@ -274,7 +274,7 @@ def test_row_that_is_not_to_draft_by_lookup_drafts_from_the_head(
     drafts: list[Any] = []
     start = DeviceBatch.start
 
-    def noting(self: DeviceBatch, plan: Plan) -> Started:
+    def noting(self: DeviceBatch, plan: CyclePlan) -> Started:
         started = start(self, plan)
         drafts.append(started.drafts.tolist())
         return started
@@ -297,7 +297,7 @@ def test_step_in_turn_tells_the_tokens_of_its_own_cycle(
     started: list[int] = []
     start = DeviceBatch.start
 
-    def counting(self: DeviceBatch, plan: Plan) -> Started:
+    def counting(self: DeviceBatch, plan: CyclePlan) -> Started:
         started.append(plan.depth)
         return start(self, plan)
 
@@ -327,7 +327,7 @@ def test_cycles_in_turn_are_timed_from_building_to_reading_whatever_comes_betwee
 
         def choose(
             self,
-            rows: Sequence[Odds],
+            rows: Sequence[AcceptanceRates],
             found: Sequence[bool] | None = None,
             *,
             width: int = 0,

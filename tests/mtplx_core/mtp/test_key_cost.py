@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from mtplx_core.mtp.cost_table import CostTable
-from mtplx_core.mtp.depth import AdaptiveDepth, Odds
+from mtplx_core.mtp.depth import AcceptanceRates, AdaptiveDepth
 from mtplx_core.mtp.key_cost import KeyCost
 
 ROWS, DEPTH = 8, 3
-LIKELY = Odds(lookup_found=0.0, head_right=0.75, head_further=0.75)
+LIKELY = AcceptanceRates(lookup_found=0.0, head_right=0.75, head_further=0.75)
 SHORT, LONG = (50, 400), (3000, 6000)
 
 

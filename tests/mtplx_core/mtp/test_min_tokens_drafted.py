@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from harness.knowing_head import KnowingHead
-from mtplx_core.engine import Geometry, Row, Sampling
+from mtplx_core.engine import Geometry, Row, SamplingParams
 from mtplx_core.engines.roster import with_end_tokens
 from mtplx_core.engines.serial import SerialEngine
 from mtplx_core.heads.base import Head
@@ -19,10 +19,12 @@ from tests.mtplx_core.driving import run
 
 GEOMETRY = Geometry(decode_batch_max=4, max_context_tokens=200, depth=7, prefill_chunk_tokens=16)
 by_order = pytest.mark.parametrize("overlaps", [True, False], ids=["overlapped", "in-turn"])
-by_sampling = pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, seed=9)], ids=["greedy", "seeded"])
+by_sampling = pytest.mark.parametrize(
+    "sampling", [SamplingParams(), SamplingParams(0.8, seed=9)], ids=["greedy", "seeded"]
+)
 
 
-def rows_of(sampling: Sampling) -> list[Row]:
+def rows_of(sampling: SamplingParams) -> list[Row]:
     """Repetitions, so that lookup drafts; the bars end at different places of a verify step."""
     prompt = tuple(range(40, 48)) * 3
     return [
@@ -51,7 +53,7 @@ def with_many_ends(loaded: LoadedModel) -> LoadedModel:
 @by_sampling
 @pytest.mark.parametrize("depth", [1, 7])
 def test_rows_are_barred_by_position_when_lookup_drafts(
-    loaded: LoadedModel, depth: int, sampling: Sampling, overlaps: bool
+    loaded: LoadedModel, depth: int, sampling: SamplingParams, overlaps: bool
 ) -> None:
     model = with_many_ends(loaded)
 
@@ -72,7 +74,7 @@ def test_rows_are_barred_by_position_when_lookup_drafts(
 def test_right_drafts_across_the_bound_are_accepted_under_the_bar(loaded: LoadedModel, overlaps: bool) -> None:
     """The head repeats what serial said: all of it must be taken, before the bound, across it and up to the end."""
     model = with_many_ends(loaded)
-    rows = rows_of(Sampling())[1:3]
+    rows = rows_of(SamplingParams())[1:3]
     answers = [run(SerialEngine(model, GEOMETRY), [row]) for row in rows]
     told = [(row.prompt, [*answer.tokens[row.row_id]]) for row, answer in zip(rows, answers, strict=True)]
 

@@ -12,7 +12,7 @@ from mtplx_core.heads.attached import AttachedHead
 from mtplx_core.models.loader import LoadedModel
 from mtplx_core.models.trunk import Trunk
 from mtplx_core.mtp.prefill import Prefill
-from mtplx_core.mtp.prefill_batch import Feeder
+from mtplx_core.mtp.prefill_batch import PrefillBatcher
 from tests.mtplx_core.heads.layouts import DENSE, loaded_of, tiny
 
 CHUNK = 16
@@ -35,11 +35,11 @@ class CountedTrunk(Trunk):
         return super().hidden(tokens, cache)
 
 
-def feeder_of(trunk: Trunk, head: AttachedHead | None = None) -> Feeder:
-    return Feeder(trunk, head, chunk_tokens=CHUNK, ends=())
+def feeder_of(trunk: Trunk, head: AttachedHead | None = None) -> PrefillBatcher:
+    return PrefillBatcher(trunk, head, chunk_tokens=CHUNK, ends=())
 
 
-def feed_whole(feeder: Feeder, prefills: list[Prefill], *, most: int) -> None:
+def feed_whole(feeder: PrefillBatcher, prefills: list[Prefill], *, most: int) -> None:
     while not all(prefill.is_done for prefill in prefills):
         feeder.feed(prefills, most=most)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from harness.models import tiny_llama
-from mtplx_core.engine import Geometry, Row, Sampling
+from mtplx_core.engine import Geometry, Row, SamplingParams
 from mtplx_core.heads.attached import AttachedHead
 from mtplx_core.models.loader import LoadedModel
 from mtplx_core.mtp.depth import FixedDepth
@@ -20,7 +20,7 @@ from tests.mtplx_core.mtp.conftest import random_head
 END = 2
 SYSTEM = (*range(40, 60), END)
 GEOMETRY = Geometry(decode_batch_max=2, max_context_tokens=256, depth=2, prefill_chunk_tokens=32)
-SAMPLED = Sampling(temperature=0.9, seed=4)
+SAMPLED = SamplingParams(temperature=0.9, seed=4)
 
 
 @pytest.fixture(scope="module")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from mtplx_core.engine import Row, RowCycle
-from mtplx_core.mtp.slots import Seat, Seats
+from mtplx_core.mtp.slots import Slot, Slots
 
 
-def seat(name: str = "r", *, max_tokens: int = 10, tokens: int = 0) -> Seat:
-    return Seat(Row(name, (1, 2, 3), max_tokens), list(range(tokens)))
+def seat(name: str = "r", *, max_tokens: int = 10, tokens: int = 0) -> Slot:
+    return Slot(Row(name, (1, 2, 3), max_tokens), list(range(tokens)))
 
 
-def seats_of(names: str) -> Seats:
+def seats_of(names: str) -> Slots:
     """Seats named by letters; a dot is a hole."""
-    seats = Seats()
+    seats = Slots()
     for slot, name in enumerate(names):
         seats.put(slot, seat(name))
     for _, made in list(seats):
@@ -21,7 +21,7 @@ def seats_of(names: str) -> Seats:
     return seats
 
 
-def names(seats: Seats) -> str:
+def names(seats: Slots) -> str:
     found = {slot: made.row.row_id for slot, made in seats}
     return "".join(found.get(slot, ".") for slot in range(seats.width))
 

@@ -7,7 +7,7 @@ import pytest
 
 from harness.chat_prompts import chat_prompt
 from mtplx_core.build import build_engine
-from mtplx_core.engine import Geometry, Row, Sampling, SchedulerMode
+from mtplx_core.engine import Geometry, Row, SamplingParams, SchedulerMode
 from mtplx_core.models.loader import LoadedModel
 from mtplx_core.sampling.audit import audit
 from tests.mtplx_core.driving import run
@@ -19,11 +19,13 @@ QUESTIONS = (
     "What is the capital of France?",
     "Write a haiku about rain. " * 6,
 )
-SAMPLED = Sampling(0.8, top_p=0.95, frequency_penalty=0.2)
+SAMPLED = SamplingParams(0.8, top_p=0.95, frequency_penalty=0.2)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
-def test_answers_pass_the_audit_while_rows_join_and_leave_at_random(smollm2: LoadedModel, sampling: Sampling) -> None:
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
+def test_answers_pass_the_audit_while_rows_join_and_leave_at_random(
+    smollm2: LoadedModel, sampling: SamplingParams
+) -> None:
     rng = np.random.default_rng(5)
     rows = [
         Row(f"r{index}", chat_prompt(smollm2, question), int(rng.integers(6, 18)), sampling, ignore_eos=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from mtplx_core.engine import Sampling
+from mtplx_core.engine import SamplingParams
 
 Floats = npt.NDArray[np.float64]
 MASK = 0xFFFFFFFF
@@ -36,7 +36,7 @@ def reference_gumbel(seed: int, position: int, vocab_size: int) -> Floats:
 
 def reference_scores(
     logits: npt.ArrayLike,
-    sampling: Sampling,
+    sampling: SamplingParams,
     *,
     position: int,
     prompt: Sequence[int] = (),
@@ -50,7 +50,7 @@ def reference_scores(
     return scores + reference_gumbel(sampling.seed, position, len(scores))
 
 
-def penalised(scores: Floats, sampling: Sampling, *, prompt: Sequence[int], generated: Sequence[int]) -> Floats:
+def penalised(scores: Floats, sampling: SamplingParams, *, prompt: Sequence[int], generated: Sequence[int]) -> Floats:
     for token, bias in sampling.logit_bias:
         scores[token] += bias
     for token in {*prompt, *generated}:
@@ -61,7 +61,7 @@ def penalised(scores: Floats, sampling: Sampling, *, prompt: Sequence[int], gene
     return scores
 
 
-def filtered(scores: Floats, sampling: Sampling) -> Floats:
+def filtered(scores: Floats, sampling: SamplingParams) -> Floats:
     if sampling.min_p > 0:
         scores = np.where(scores >= scores.max() + math.log(sampling.min_p), scores, -np.inf)
     if sampling.top_k > 0:

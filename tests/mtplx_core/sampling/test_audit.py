@@ -11,14 +11,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mtplx_core.engine import Sampling
+from mtplx_core.engine import SamplingParams
 from mtplx_core.sampling.audit import audit, compare
 from mtplx_core.sampling.penalties import row_history
 from mtplx_core.sampling.sampler import SamplingBatch
 
 VOCAB = 40
 PROMPT = (0, 1, 0)
-SAMPLED = Sampling(temperature=0.8, top_p=0.9, top_k=30, min_p=0.01, frequency_penalty=0.5, seed=11)
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, top_k=30, min_p=0.01, frequency_penalty=0.5, seed=11)
 
 
 class Model:
@@ -44,7 +44,7 @@ def constant_model(logits: list[float], *, dtype: mx.Dtype = mx.float32) -> Mode
     return Model(lambda tokens: mx.broadcast_to(row, (*tokens.shape, row.size)))
 
 
-def decode(model: Model, sampling: Sampling, *, count: int = 40) -> list[int]:
+def decode(model: Model, sampling: SamplingParams, *, count: int = 40) -> list[int]:
     """Token by token, as an engine would."""
     batch = SamplingBatch([sampling], vocab_size=VOCAB)
     output: list[int] = []
@@ -56,8 +56,8 @@ def decode(model: Model, sampling: Sampling, *, count: int = 40) -> list[int]:
     return output
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
-def test_audit_passes_what_the_sampler_takes(sampling: Sampling) -> None:
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
+def test_audit_passes_what_the_sampler_takes(sampling: SamplingParams) -> None:
     model = bigram_model()
 
     result = audit(model, PROMPT, decode(model, sampling), sampling)
@@ -67,9 +67,9 @@ def test_audit_passes_what_the_sampler_takes(sampling: Sampling) -> None:
     assert not result.mismatches
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("place", [0, 17, 39])
-def test_audit_names_the_position_of_a_wrong_token(sampling: Sampling, place: int) -> None:
+def test_audit_names_the_position_of_a_wrong_token(sampling: SamplingParams, place: int) -> None:
     model = bigram_model()
     output = decode(model, sampling)
     right = output[place]
@@ -90,12 +90,12 @@ CHANGES = {
     "top_k": replace(SAMPLED, top_k=2),
     "top_p": replace(SAMPLED, top_p=0.3),
     "frequency penalty": replace(SAMPLED, frequency_penalty=1.5),
-    "greedy": Sampling(),
+    "greedy": SamplingParams(),
 }
 
 
 @pytest.mark.parametrize("other", CHANGES.values(), ids=CHANGES.keys())
-def test_audit_fails_an_answer_made_with_other_parameters(other: Sampling) -> None:
+def test_audit_fails_an_answer_made_with_other_parameters(other: SamplingParams) -> None:
     model = bigram_model()
 
     assert not audit(model, PROMPT, decode(model, other), SAMPLED).passed
@@ -111,7 +111,7 @@ def test_audit_fails_an_answer_shifted_by_one_position() -> None:
 def test_audit_takes_a_tie_for_what_it_is(gap: float, passes: bool) -> None:
     model = constant_model([0.0, 1.0, 1.0 + gap])
 
-    result = audit(model, PROMPT, [1], Sampling())
+    result = audit(model, PROMPT, [1], SamplingParams())
 
     assert result.passed == passes
 
@@ -119,9 +119,9 @@ def test_audit_takes_a_tie_for_what_it_is(gap: float, passes: bool) -> None:
 @pytest.mark.parametrize(("share", "passes"), [(0.5 - 2e-4, True), (0.5 + 2e-4, True), (0.53, False)])
 def test_audit_counts_the_edge_of_the_nucleus_as_a_tie(share: float, passes: bool) -> None:
     """The second token is in the nucleus of 0.5 iff the first holds less than that."""
-    sampling = Sampling(temperature=1.0, top_p=0.5)
+    sampling = SamplingParams(temperature=1.0, top_p=0.5)
     model = constant_model([math.log(share), math.log(1 - share)])
-    noise = SamplingBatch([Sampling(temperature=1.0)], vocab_size=2).scores(mx.zeros((1, 64, 2)), mx.array([0]))
+    noise = SamplingBatch([SamplingParams(temperature=1.0)], vocab_size=2).scores(mx.zeros((1, 64, 2)), mx.array([0]))
     place = int(np.argmax(np.array(noise[0, :, 1] - noise[0, :, 0])))
     output = [0] * place + [1]
 
@@ -131,7 +131,7 @@ def test_audit_counts_the_edge_of_the_nucleus_as_a_tie(share: float, passes: boo
 
 
 def test_audit_gives_a_filtered_token_an_infinite_gap() -> None:
-    result = audit(constant_model([5.0, 0.0]), PROMPT, [1], Sampling(temperature=1.0, top_k=1))
+    result = audit(constant_model([5.0, 0.0]), PROMPT, [1], SamplingParams(temperature=1.0, top_k=1))
 
     assert result.mismatches[0].gap == math.inf
 
@@ -139,9 +139,9 @@ def test_audit_gives_a_filtered_token_an_infinite_gap() -> None:
 def test_audit_allows_two_ulps_of_half_precision() -> None:
     near, far = constant_model([20.0, 20.25], dtype=mx.bfloat16), constant_model([20.0, 20.5], dtype=mx.bfloat16)
 
-    assert audit(near, PROMPT, [0], Sampling(), tolerance=0.2).passed is False
-    assert audit(constant_model([20.0, 20.125], dtype=mx.bfloat16), PROMPT, [0], Sampling()).passed
-    assert not audit(far, PROMPT, [0], Sampling()).passed
+    assert audit(near, PROMPT, [0], SamplingParams(), tolerance=0.2).passed is False
+    assert audit(constant_model([20.0, 20.125], dtype=mx.bfloat16), PROMPT, [0], SamplingParams()).passed
+    assert not audit(far, PROMPT, [0], SamplingParams()).passed
 
 
 def test_audit_of_nothing_passes() -> None:
@@ -159,7 +159,7 @@ def test_comparison_of_equal_answers_finds_no_difference() -> None:
 def test_comparison_passes_answers_that_part_at_a_tie(gap: float, passes: bool) -> None:
     model = constant_model([0.0, 1.0, 1.0 + gap])
 
-    result = compare(model, PROMPT, [2, 1, 0], [2, 2, 2], Sampling())
+    result = compare(model, PROMPT, [2, 1, 0], [2, 2, 2], SamplingParams())
 
     assert result.first_difference == 1
     assert result.passed == passes
@@ -168,7 +168,7 @@ def test_comparison_passes_answers_that_part_at_a_tie(gap: float, passes: bool) 
 def test_comparison_judges_both_tokens_at_the_difference() -> None:
     model = constant_model([0.0, 1.0, 1.0, 1.5])
 
-    assert not compare(model, PROMPT, [1], [2], Sampling()).passed
+    assert not compare(model, PROMPT, [1], [2], SamplingParams()).passed
 
 
 def test_comparison_fails_when_one_answer_ends_before_the_other() -> None:

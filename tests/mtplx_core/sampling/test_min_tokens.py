@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from harness.models import tiny_llama
-from mtplx_core.engine import Row, Sampling
+from mtplx_core.engine import Row, SamplingParams
 from mtplx_core.engines.roster import end_tokens, row_end, with_end_tokens
 from mtplx_core.engines.scripted import Script, ScriptedEngine, scripted_completion
 from mtplx_core.errors import RowRejectedError
@@ -23,11 +23,11 @@ from tests.mtplx_core.engine_cases import GEOMETRY, Build
 
 LEAST = 7
 MOST = 16
-SEEDED = Sampling(temperature=0.8, seed=21)
-EVERYTHING = Sampling(0.8, 0.9, 40, 0.01, 1.2, 0.3, 0.2, ((5, 1.0),), 6)
+SEEDED = SamplingParams(temperature=0.8, seed=21)
+EVERYTHING = SamplingParams(0.8, 0.9, 40, 0.01, 1.2, 0.3, 0.2, ((5, 1.0),), 6)
 
 
-def rows_of(sampling: Sampling) -> list[Row]:
+def rows_of(sampling: SamplingParams) -> list[Row]:
     """Rows of which most would end at once: `ends_of` makes ends of what they say first."""
     prompts = [(10, 20, 30), (5,), tuple(range(90, 130)), tuple(range(40, 48)) * 3]
     return [Row(f"r{place}", prompt, MOST, replace(sampling, seed=place)) for place, prompt in enumerate(prompts)]
@@ -52,8 +52,8 @@ def check(loaded: LoadedModel, rows: Sequence[Row], heard: Heard, *, before: Seq
         assert result.passed, (row.row_id, result)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), SEEDED], ids=["greedy", "seeded"])
-def test_rows_with_and_without_min_tokens_share_a_batch(build: Build, kind: str, sampling: Sampling) -> None:
+@pytest.mark.parametrize("sampling", [SamplingParams(), SEEDED], ids=["greedy", "seeded"])
+def test_rows_with_and_without_min_tokens_share_a_batch(build: Build, kind: str, sampling: SamplingParams) -> None:
     rows = rows_of(sampling)
     model = tiny_llama(eos_token_ids=ends_of(build, rows))
     free, barred = rows[0], replace(rows[0], row_id="barred", min_tokens=LEAST)
@@ -102,7 +102,7 @@ def test_paused_row_keeps_its_bar(build: Build, kind: str) -> None:
 
 
 def test_stop_tokens_are_barred_and_ignored_ends_are_not(build: Build, kind: str) -> None:
-    row = replace(rows_of(Sampling())[0], ignore_eos=True)
+    row = replace(rows_of(SamplingParams())[0], ignore_eos=True)
     whole = run(build(kind), [row]).tokens["r0"]
     model = tiny_llama(eos_token_ids=frozenset({whole[0]}))
     row = replace(row, stop_token_ids=frozenset({whole[1]}), min_tokens=2)
@@ -115,7 +115,7 @@ def test_stop_tokens_are_barred_and_ignored_ends_are_not(build: Build, kind: str
 
 
 def test_logprobs_are_those_of_the_distribution_without_the_bar(build: Build, kind: str) -> None:
-    [row, *_] = rows_of(Sampling())
+    [row, *_] = rows_of(SamplingParams())
     model = tiny_llama(eos_token_ids=ends_of(build, [row]))
 
     heard = run(build(kind, model=model), [replace(row, min_tokens=1, max_tokens=1, top_logprobs=1)])
@@ -129,19 +129,19 @@ def test_logprobs_are_those_of_the_distribution_without_the_bar(build: Build, ki
 @pytest.mark.parametrize("min_tokens", [-1, MOST + 1])
 def test_row_is_refused_when_it_cannot_have_so_many_tokens(build: Build, kind: str, min_tokens: int) -> None:
     with pytest.raises(RowRejectedError, match="min_tokens"):
-        build(kind).admit(replace(rows_of(Sampling())[0], min_tokens=min_tokens))
+        build(kind).admit(replace(rows_of(SamplingParams())[0], min_tokens=min_tokens))
 
 
 def test_token_ids_beyond_the_vocabulary_end_nothing(build: Build, kind: str) -> None:
-    row = replace(rows_of(Sampling())[0], stop_token_ids=frozenset({10**6}), min_tokens=MOST)
+    row = replace(rows_of(SamplingParams())[0], stop_token_ids=frozenset({10**6}), min_tokens=MOST)
 
     heard = run(build(kind), [row])
 
     assert len(heard.tokens["r0"]) == MOST
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), EVERYTHING], ids=["greedy", "everything"])
-def test_draft_is_barred_like_the_choice_it_guesses(sampling: Sampling) -> None:
+@pytest.mark.parametrize("sampling", [SamplingParams(), EVERYTHING], ids=["greedy", "everything"])
+def test_draft_is_barred_like_the_choice_it_guesses(sampling: SamplingParams) -> None:
     barred = replace(sampling, min_tokens=3, end_token_ids=(4,))
     batch = SamplingBatch([barred, sampling], vocab_size=6)
     logits = mx.array([[0.0, 0.0, 0.0, 0.0, 50.0, 0.0]] * 2)
@@ -159,7 +159,7 @@ def test_draft_is_barred_like_the_choice_it_guesses(sampling: Sampling) -> None:
 
 
 def test_bar_is_set_by_position_within_one_step() -> None:
-    batch = SamplingBatch([Sampling(min_tokens=3, end_token_ids=(0,)), Sampling()], vocab_size=3)
+    batch = SamplingBatch([SamplingParams(min_tokens=3, end_token_ids=(0,)), SamplingParams()], vocab_size=3)
     logits = mx.broadcast_to(mx.array([5.0, 1.0, 0.0]), (2, 4, 3))
 
     chosen = batch.choose(logits, mx.array([1, 1]))
@@ -170,7 +170,7 @@ def test_bar_is_set_by_position_within_one_step() -> None:
 
 def test_engines_of_the_audit_see_an_end_before_its_time() -> None:
     model = tiny_llama()
-    row = replace(rows_of(Sampling())[0], min_tokens=4)
+    row = replace(rows_of(SamplingParams())[0], min_tokens=4)
     sampling = with_end_tokens(row, eos_token_ids=model.eos_token_ids).sampling
 
     result = audit(model.model, row.prompt, [*model.eos_token_ids], sampling)

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from mtplx_core.engine import Row, Sampling
+from mtplx_core.engine import Row, SamplingParams
 from mtplx_core.models.loader import LoadedModel
 from mtplx_core.sampling.audit import compare
 from tests.mtplx_core.driving import run
 from tests.mtplx_core.engine_cases import KINDS, NEIGHBOURS, Build
 
-PLAIN = Row("plain", (10, 20, 30), 60, Sampling(logit_bias=((9, 2.0), (11, 2.0))), ignore_eos=True)
+PLAIN = Row("plain", (10, 20, 30), 60, SamplingParams(logit_bias=((9, 2.0), (11, 2.0))), ignore_eos=True)
 PENALISED = replace(PLAIN, row_id="penalised", sampling=replace(PLAIN.sampling, frequency_penalty=1.5))
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from mtplx_core.engine import Sampling
+from mtplx_core.engine import SamplingParams
 from mtplx_core.sampling.penalties import RowHistory, row_history
 from mtplx_core.sampling.sampler import SamplingBatch
 from tests.mtplx_core.sampling.reference_sampler import filtered, penalised, reference_scores
@@ -23,19 +23,19 @@ RNG = np.random.default_rng(42)
 LOGITS = (RNG.normal(size=(1, 6, VOCAB)) * 3).astype(np.float32)
 
 SAMPLINGS = {
-    "greedy": Sampling(),
-    "temperature": Sampling(temperature=0.7, seed=9),
-    "seed beyond 32 bits": Sampling(temperature=1.0, seed=2**63 + 12345),
-    "top_p": Sampling(temperature=1.0, top_p=0.6, seed=1),
-    "tiny top_p": Sampling(temperature=1.0, top_p=1e-9, seed=1),
-    "top_k": Sampling(temperature=1.3, top_k=5, seed=2),
-    "top_k beyond the vocabulary": Sampling(temperature=1.0, top_k=VOCAB + 1, seed=2),
-    "min_p": Sampling(temperature=2.0, min_p=0.2, seed=3),
-    "repetition": Sampling(repetition_penalty=1.8),
-    "frequency": Sampling(temperature=0.5, frequency_penalty=1.5, seed=4),
-    "presence": Sampling(temperature=0.5, presence_penalty=-1.5, seed=4),
-    "bias": Sampling(temperature=0.5, logit_bias=((7, 9.0), (8, -100.0)), seed=5),
-    "all": Sampling(0.9, 0.8, 40, 0.01, 1.2, 0.3, 0.2, ((1, 2.0),), 6),
+    "greedy": SamplingParams(),
+    "temperature": SamplingParams(temperature=0.7, seed=9),
+    "seed beyond 32 bits": SamplingParams(temperature=1.0, seed=2**63 + 12345),
+    "top_p": SamplingParams(temperature=1.0, top_p=0.6, seed=1),
+    "tiny top_p": SamplingParams(temperature=1.0, top_p=1e-9, seed=1),
+    "top_k": SamplingParams(temperature=1.3, top_k=5, seed=2),
+    "top_k beyond the vocabulary": SamplingParams(temperature=1.0, top_k=VOCAB + 1, seed=2),
+    "min_p": SamplingParams(temperature=2.0, min_p=0.2, seed=3),
+    "repetition": SamplingParams(repetition_penalty=1.8),
+    "frequency": SamplingParams(temperature=0.5, frequency_penalty=1.5, seed=4),
+    "presence": SamplingParams(temperature=0.5, presence_penalty=-1.5, seed=4),
+    "bias": SamplingParams(temperature=0.5, logit_bias=((7, 9.0), (8, -100.0)), seed=5),
+    "all": SamplingParams(0.9, 0.8, 40, 0.01, 1.2, 0.3, 0.2, ((1, 2.0),), 6),
 }
 SAMPLING_CASES = pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
 
@@ -45,7 +45,7 @@ def history() -> RowHistory:
 
 
 def scores_of(
-    sampling: Sampling, logits: npt.ArrayLike, *, position: int = 0, past: RowHistory | None = None
+    sampling: SamplingParams, logits: npt.ArrayLike, *, position: int = 0, past: RowHistory | None = None
 ) -> list[float]:
     row = mx.array(np.asarray(logits, np.float32))
     batch = SamplingBatch([sampling], vocab_size=row.size)
@@ -53,12 +53,12 @@ def scores_of(
     return np.array(scores[0, 0]).tolist()  # type: ignore[no-any-return]  # numpy types tolist as Any
 
 
-def kept(sampling: Sampling, logits: npt.ArrayLike) -> list[int]:
+def kept(sampling: SamplingParams, logits: npt.ArrayLike) -> list[int]:
     return [token for token, score in enumerate(scores_of(sampling, logits)) if score > -np.inf]
 
 
 @SAMPLING_CASES
-def test_sampler_scores_tokens_as_the_plain_one_does(sampling: Sampling) -> None:
+def test_sampler_scores_tokens_as_the_plain_one_does(sampling: SamplingParams) -> None:
     batch = SamplingBatch([sampling], vocab_size=VOCAB)
 
     scores = np.array(batch.scores(mx.array(LOGITS), mx.array([10]), history=[history()]))
@@ -70,7 +70,7 @@ def test_sampler_scores_tokens_as_the_plain_one_does(sampling: Sampling) -> None
 
 @SAMPLING_CASES
 @pytest.mark.parametrize("place", [0, 4, len(SAMPLINGS)])
-def test_row_is_bit_equal_alone_and_among_all_others(sampling: Sampling, place: int) -> None:
+def test_row_is_bit_equal_alone_and_among_all_others(sampling: SamplingParams, place: int) -> None:
     logits, others = mx.array(LOGITS), list(SAMPLINGS.values())
     everyone = [*others[:place], sampling, *others[place:]]
     alone = SamplingBatch([sampling], vocab_size=VOCAB)
@@ -86,7 +86,7 @@ def test_row_is_bit_equal_alone_and_among_all_others(sampling: Sampling, place: 
 
 
 @SAMPLING_CASES
-def test_drafts_count_as_if_they_were_committed(sampling: Sampling) -> None:
+def test_drafts_count_as_if_they_were_committed(sampling: SamplingParams) -> None:
     drafts = (17, 5, 250, 5, 5)
     batch = SamplingBatch([sampling], vocab_size=VOCAB)
     logits = mx.array(LOGITS)
@@ -100,8 +100,8 @@ def test_drafts_count_as_if_they_were_committed(sampling: Sampling) -> None:
 
 
 @SAMPLING_CASES
-def test_noise_made_ahead_changes_nothing(sampling: Sampling) -> None:
-    batch = SamplingBatch([sampling, Sampling()], vocab_size=VOCAB)
+def test_noise_made_ahead_changes_nothing(sampling: SamplingParams) -> None:
+    batch = SamplingBatch([sampling, SamplingParams()], vocab_size=VOCAB)
     logits = mx.concatenate([mx.array(LOGITS)] * 2)
     starts = mx.array([3, 4])
     past = [history(), None]
@@ -114,7 +114,7 @@ def test_noise_made_ahead_changes_nothing(sampling: Sampling) -> None:
 @pytest.mark.parametrize("top_k", [1, 20, 256, 257])
 @pytest.mark.parametrize("top_p", [0.6, 1.0])
 def test_sampler_takes_the_best_score_of_a_large_vocabulary(top_k: int, top_p: float) -> None:
-    rows = [Sampling(temperature=1.5, top_k=top_k, top_p=top_p, min_p=0.001, seed=seed) for seed in range(4)]
+    rows = [SamplingParams(temperature=1.5, top_k=top_k, top_p=top_p, min_p=0.001, seed=seed) for seed in range(4)]
     batch = SamplingBatch(rows, vocab_size=3000)
     logits = mx.array(RNG.normal(size=(4, 25, 3000)).astype(np.float32))
     starts = mx.arange(4)
@@ -128,7 +128,9 @@ def test_sampler_takes_the_best_score_of_a_large_vocabulary(top_k: int, top_p: f
     "filters", [{}, {"top_k": 5}, {"top_p": 0.4}, {"min_p": 0.3}], ids=["unfiltered", "top_k", "top_p", "min_p"]
 )
 def test_draft_is_the_targets_own_token_when_head_and_trunk_agree(filters: dict[str, Any]) -> None:
-    rows = [Sampling(temperature=1.5, frequency_penalty=0.7, seed=n, **filters) for n in range(8)] + [Sampling()]
+    rows = [SamplingParams(temperature=1.5, frequency_penalty=0.7, seed=n, **filters) for n in range(8)] + [
+        SamplingParams()
+    ]
     batch = SamplingBatch(rows, vocab_size=VOCAB)
     past = [history()] * 8 + [None]
     logits = mx.array(RNG.normal(size=(9, VOCAB)).astype(np.float32))
@@ -144,8 +146,8 @@ def test_draft_is_the_targets_own_token_when_head_and_trunk_agree(filters: dict[
 def test_draft_over_a_whole_large_vocabulary_goes_through_the_cheap_filter_alone() -> None:
     size = 20_000
     logits = mx.array(RNG.normal(size=(1, size)).astype(np.float32))
-    with_all = SamplingBatch([Sampling(temperature=2.0, min_p=0.2, top_k=2, top_p=0.1, seed=4)], vocab_size=size)
-    with_min_p = SamplingBatch([Sampling(temperature=2.0, min_p=0.2, seed=4)], vocab_size=size)
+    with_all = SamplingBatch([SamplingParams(temperature=2.0, min_p=0.2, top_k=2, top_p=0.1, seed=4)], vocab_size=size)
+    with_min_p = SamplingBatch([SamplingParams(temperature=2.0, min_p=0.2, seed=4)], vocab_size=size)
 
     drafts = [batch.choose_draft(logits, mx.array([3])).tolist() for batch in (with_all, with_min_p)]
 
@@ -155,7 +157,7 @@ def test_draft_over_a_whole_large_vocabulary_goes_through_the_cheap_filter_alone
 
 def test_draft_from_a_smaller_vocabulary_is_the_best_of_its_tokens() -> None:
     vocabulary = mx.array([250, 3, 5, 7, 100])
-    rows = [Sampling(temperature=0.8, seed=1, presence_penalty=0.5, logit_bias=((7, 1.0),)), Sampling()]
+    rows = [SamplingParams(temperature=0.8, seed=1, presence_penalty=0.5, logit_bias=((7, 1.0),)), SamplingParams()]
     batch = SamplingBatch(rows, vocab_size=VOCAB)
     logits = mx.array(np.concatenate([LOGITS[:, 0]] * 2))
     past = [history(), None]
@@ -167,7 +169,7 @@ def test_draft_from_a_smaller_vocabulary_is_the_best_of_its_tokens() -> None:
 
 
 def test_half_precision_logits_are_scored_in_float32() -> None:
-    batch = SamplingBatch([Sampling(temperature=0.9, seed=3)], vocab_size=VOCAB)
+    batch = SamplingBatch([SamplingParams(temperature=0.9, seed=3)], vocab_size=VOCAB)
     logits = mx.array(LOGITS).astype(mx.bfloat16)
 
     scores = batch.scores(logits, mx.array([0]))
@@ -179,27 +181,27 @@ def test_half_precision_logits_are_scored_in_float32() -> None:
 def test_temperature_comes_before_min_p() -> None:
     logits = np.log([0.5, 0.3, 0.2])
 
-    assert kept(Sampling(temperature=1.0, min_p=0.7), logits) == [0]
-    assert kept(Sampling(temperature=3.0, min_p=0.7), logits) == [0, 1, 2]
+    assert kept(SamplingParams(temperature=1.0, min_p=0.7), logits) == [0]
+    assert kept(SamplingParams(temperature=3.0, min_p=0.7), logits) == [0, 1, 2]
 
 
 def test_min_p_comes_before_top_p() -> None:
     logits = np.log([0.4, 0.3, 0.15, 0.15])
 
-    assert kept(Sampling(temperature=1.0, top_p=0.75), logits) == [0, 1, 2, 3]
-    assert kept(Sampling(temperature=1.0, top_p=0.75, min_p=0.5), logits) == [0, 1]
+    assert kept(SamplingParams(temperature=1.0, top_p=0.75), logits) == [0, 1, 2, 3]
+    assert kept(SamplingParams(temperature=1.0, top_p=0.75, min_p=0.5), logits) == [0, 1]
 
 
 def test_top_k_comes_before_top_p() -> None:
     logits = np.log([0.4, 0.3, 0.2, 0.1])
 
-    assert kept(Sampling(temperature=1.0, top_p=0.6), logits) == [0, 1]
-    assert kept(Sampling(temperature=1.0, top_p=0.55, top_k=2), logits) == [0]
+    assert kept(SamplingParams(temperature=1.0, top_p=0.6), logits) == [0, 1]
+    assert kept(SamplingParams(temperature=1.0, top_p=0.55, top_k=2), logits) == [0]
 
 
 def test_penalties_come_before_temperature() -> None:
     past = row_history((), (0,), vocab_size=2)
-    sampling = Sampling(temperature=0.5, presence_penalty=1.0, seed=8)
+    sampling = SamplingParams(temperature=0.5, presence_penalty=1.0, seed=8)
 
     plain, other = (
         scores_of(replace(sampling, presence_penalty=0.0), [4.0, 0.0]),
@@ -211,23 +213,25 @@ def test_penalties_come_before_temperature() -> None:
 
 def test_repetition_comes_after_bias_and_before_frequency() -> None:
     past = row_history((), (0, 0), vocab_size=1)
-    sampling = Sampling(repetition_penalty=2.0, frequency_penalty=0.5, presence_penalty=0.25, logit_bias=((0, 3.0),))
+    sampling = SamplingParams(
+        repetition_penalty=2.0, frequency_penalty=0.5, presence_penalty=0.25, logit_bias=((0, 3.0),)
+    )
 
     assert scores_of(sampling, [1.0], past=past) == [(1.0 + 3.0) / 2.0 - 2 * 0.5 - 0.25]
 
 
 def test_repetition_pushes_negative_logits_further_down() -> None:
-    assert scores_of(Sampling(repetition_penalty=2.0), [-1.0], past=row_history((0,), (), vocab_size=1)) == [-2.0]
+    assert scores_of(SamplingParams(repetition_penalty=2.0), [-1.0], past=row_history((0,), (), vocab_size=1)) == [-2.0]
 
 
 def test_frequency_and_presence_do_not_count_the_prompt() -> None:
     past = row_history((0, 0), (), vocab_size=1)
 
-    assert scores_of(Sampling(frequency_penalty=1.0, presence_penalty=1.0), [1.0], past=past) == [1.0]
+    assert scores_of(SamplingParams(frequency_penalty=1.0, presence_penalty=1.0), [1.0], past=past) == [1.0]
 
 
 def test_equal_tokens_at_the_edge_of_the_nucleus_stay_together() -> None:
-    assert kept(Sampling(temperature=1.0, top_p=0.5), np.log([0.4, 0.2, 0.2, 0.2])) == [0, 1, 2, 3]
+    assert kept(SamplingParams(temperature=1.0, top_p=0.5), np.log([0.4, 0.2, 0.2, 0.2])) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("vocab", [2047, 4096, 5001, 49152])
@@ -235,7 +239,7 @@ def test_equal_tokens_at_the_edge_of_the_nucleus_stay_together() -> None:
 def test_nucleus_of_a_large_vocabulary_is_that_of_a_full_sort(vocab: int, top_p: float) -> None:
     logits = (np.random.default_rng(vocab).normal(size=vocab) * 2).astype(np.float32)
 
-    tokens = kept(Sampling(temperature=1.0, top_p=top_p), logits)
+    tokens = kept(SamplingParams(temperature=1.0, top_p=top_p), logits)
 
     weights = np.exp(np.sort(logits)[::-1].astype(np.float64))
     before = np.cumsum(weights) - weights
@@ -246,17 +250,17 @@ def test_nucleus_of_a_large_vocabulary_is_that_of_a_full_sort(vocab: int, top_p:
 
 
 LAWS = {
-    "temperature": Sampling(temperature=0.8, seed=101),
-    "top_k": Sampling(temperature=1.0, top_k=6, seed=102),
-    "top_p": Sampling(temperature=1.0, top_p=0.7, seed=103),
-    "min_p": Sampling(temperature=1.2, min_p=0.15, seed=104),
-    "penalties": Sampling(temperature=1.0, frequency_penalty=0.4, repetition_penalty=1.3, seed=105),
+    "temperature": SamplingParams(temperature=0.8, seed=101),
+    "top_k": SamplingParams(temperature=1.0, top_k=6, seed=102),
+    "top_p": SamplingParams(temperature=1.0, top_p=0.7, seed=103),
+    "min_p": SamplingParams(temperature=1.2, min_p=0.15, seed=104),
+    "penalties": SamplingParams(temperature=1.0, frequency_penalty=0.4, repetition_penalty=1.3, seed=105),
 }
 
 
 @pytest.mark.parametrize("sampling", LAWS.values(), ids=LAWS.keys())
 @pytest.mark.parametrize("along", ["positions", "seeds"])
-def test_sampler_draws_from_its_law(sampling: Sampling, along: str) -> None:
+def test_sampler_draws_from_its_law(sampling: SamplingParams, along: str) -> None:
     vocab, count = 16, 8000
     logits = np.random.default_rng(7).normal(size=vocab).astype(np.float32) * 1.5
     prompt, generated = (1, 2), (2, 3, 3)

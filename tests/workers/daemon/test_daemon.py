@@ -15,13 +15,13 @@ from broker.errors import BrokerConfigError
 from broker.registry import Registry
 from harness.reads import read_end, read_jobs, read_log, read_state, read_status, read_waiting
 from harness.redis_servers import ChildServer, Server
-from mtplx_core.engines.scripted import Fault
+from mtplx_core.engines.scripted import ScriptedFault
 from mtplx_core.errors import ModelLoadError
 from tests.workers.rig import CONFIG, FragileServer, Rig, accepts, opened, seat, serving, wait_until, wait_until_async
 from workers.config import ScriptConfig
 from workers.errors import EngineFailedError, StalledError
 from workers.scripted_lane import IDENTITY, script_of
-from workers.step_runner import RETRY_MAX_S, Crew, Step
+from workers.step_runner import RETRY_MAX_S, Step, StepRunner
 
 
 async def send(rig: Rig, *texts: str, max_tokens: int = 8) -> None:
@@ -277,7 +277,7 @@ async def test_worker_stops_while_it_still_loads(server: Server, client: Redis) 
 
 
 async def test_worker_gives_up_when_its_engine_dies(server: Server, client: Redis) -> None:
-    script = replace(script_of(ScriptConfig()), faults=(Fault("dead", 3),))
+    script = replace(script_of(ScriptConfig()), faults=(ScriptedFault("dead", 3),))
     rig = Rig(server, client, script=script)
     rig.gate.open()
     async with serving(rig) as running:
@@ -292,7 +292,7 @@ async def test_worker_gives_up_when_its_engine_dies(server: Server, client: Redi
 
 
 async def test_worker_fails_a_request_with_which_its_engine_dies_three_times(server: Server, client: Redis) -> None:
-    script = replace(script_of(ScriptConfig()), faults=(Fault("dead", 3),))
+    script = replace(script_of(ScriptConfig()), faults=(ScriptedFault("dead", 3),))
     for attempt in range(3):
         rig = Rig(server, client, script=script)
         rig.gate.open()
@@ -359,13 +359,13 @@ async def test_worker_tries_to_beat_within_a_lease_of_redis_coming_back(
     server: Server, client: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     longest_wait: dict[str, float] = {}
-    repeat = Crew.repeat
+    repeat = StepRunner.repeat
 
-    def note(crew: Crew, name: str, step: Step, *, retry_max_s: float = RETRY_MAX_S) -> None:
+    def note(crew: StepRunner, name: str, step: Step, *, retry_max_s: float = RETRY_MAX_S) -> None:
         longest_wait[name] = retry_max_s
         repeat(crew, name, step, retry_max_s=retry_max_s)
 
-    monkeypatch.setattr(Crew, "repeat", note)
+    monkeypatch.setattr(StepRunner, "repeat", note)
     rig = Rig(server, client, config=replace(CONFIG, lease_s=1.0))
 
     async with serving(rig):

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 from broker.registry import Registry
 from broker.scripts import Registration, Scripts
-from broker.wire import Seat
+from broker.wire import Assignment
 from harness.reads import read_state, read_status
 from harness.redis_servers import Server
 from harness.wait import PATIENCE_S
@@ -58,7 +58,7 @@ async def test_beat_while_a_worker_leaves_does_not_bring_it_back(
     rig = Rig(server, client)
     retire = Scripts.retire
 
-    async def retire_and_beat(scripts: Scripts, daemon_id: str) -> Sequence[Seat]:
+    async def retire_and_beat(scripts: Scripts, daemon_id: str) -> Sequence[Assignment]:
         seats = await retire(scripts, daemon_id)
         if bool(seats) == has_rows:
             await rig.worker.beat()

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from broker import keys
 from broker.registry import Registry
 from broker.scripts import DEFAULT_BOUNDS, Scripts
-from broker.wire import ModelCard, Seat
+from broker.wire import Assignment, ModelCard
 from harness import factories as make
 from harness.reads import read_free_rows, read_state, read_waiting
 from workers.membership import Membership, Offer, Phase, Vitals
@@ -130,14 +130,14 @@ async def test_seats_in_the_job_stream_are_no_strays_while_somebody_reads(
     await serve(membership, scripts, "r1")
 
     assert await membership.strays([], has_reader=True) == []
-    assert await membership.strays([], has_reader=False) == [Seat("r1", 1)]
+    assert await membership.strays([], has_reader=False) == [Assignment("r1", 1)]
 
 
 async def test_seats_that_are_known_are_no_strays(membership: Membership, scripts: Scripts, client: Redis) -> None:
     await serve(membership, scripts, "r1", "r2")
     await client.delete(keys.jobs(membership.id))
 
-    assert await membership.strays([Seat("r1", 1)], has_reader=True) == [Seat("r2", 1)]
+    assert await membership.strays([Assignment("r1", 1)], has_reader=True) == [Assignment("r2", 1)]
 
 
 async def test_entry_that_nobody_can_read_names_no_seats(
@@ -153,7 +153,7 @@ async def test_entry_that_nobody_can_read_names_no_seats(
 async def test_member_hands_requests_back(membership: Membership, scripts: Scripts, client: Redis) -> None:
     await serve(membership, scripts, "r1")
 
-    await membership.hand_back([Seat("r1", 1)], is_crash=False)
+    await membership.hand_back([Assignment("r1", 1)], is_crash=False)
 
     assert await read_waiting(client, keys.WAIT_RETURNED) == ["r1"]
     assert await read_free_rows(client, membership.id) == 8
@@ -176,7 +176,7 @@ async def test_member_that_crashes_blames_the_suspect_among_its_rows_alone(
     membership: Membership, scripts: Scripts, client: Redis
 ) -> None:
     await serve(membership, scripts, "suspect", "proven")
-    await scripts.hand_back(membership.id, [Seat("suspect", 1)], is_crash=True)
+    await scripts.hand_back(membership.id, [Assignment("suspect", 1)], is_crash=True)
     await scripts.form(membership.id, "c2", ["suspect"])
 
     await membership.leave(is_crash=True)

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 from broker import keys
 from broker.errors import BrokerUnavailableError
-from broker.wire import Finished, Seat
+from broker.wire import Assignment, Finished
 from harness.reads import read_end, read_free_rows, read_log, read_state, read_status, read_waiting
 from harness.redis_servers import Server
 from tests.workers.rig import FragileServer, Rig, opened, wait_until
@@ -125,7 +125,7 @@ async def test_paused_row_ends_at_its_deadline(full: Rig, client: Redis) -> None
 
 async def test_paused_row_that_somebody_took_over_is_dropped(full: Rig, client: Redis) -> None:
     worker_id = full.worker.membership.id
-    await full.scripts.hand_back(worker_id, [Seat("little", 1)], is_crash=False)
+    await full.scripts.hand_back(worker_id, [Assignment("little", 1)], is_crash=False)
 
     await full.step()
 
