@@ -25,6 +25,7 @@ from rq.serializers import JSONSerializer
 from rq.webhook import Webhook
 
 from api.batch.checked_job import RUN, CheckedJob
+from api.batch.jobs import run_batch
 from api.batch.queue import QUEUE, BatchQueue, connect_blocking
 from api.batch.worker import BatchWorkerConfig, run_batch_worker
 from broker import keys
@@ -127,6 +128,15 @@ def test_call_that_a_batch_is_queued_with_is_ours(redis: Redis) -> None:
 
     job = cast("CheckedJob", CheckedJob.fetch(BATCH, connection=redis, serializer=JSONSerializer))
     assert job.is_ours
+
+
+def test_batch_that_version_0_1_queued_is_run(redis: Redis) -> None:
+    """RQ keeps the path of a job's function; this one is of before the module moved."""
+    job = CheckedJob(id=BATCH, connection=redis, serializer=JSONSerializer)
+    job.data = json.dumps(("api.batch_jobs.run_batch", None, [BATCH], {})).encode()
+
+    assert job.is_ours
+    assert job.func is run_batch
 
 
 @pytest.mark.parametrize("which", ["on_success", "on_failure", "on_stopped"])
