@@ -1,8 +1,9 @@
 """Every token of many answers checked: rows of mixed length that join and leave at random, depth chosen as it pays.
 
-`python -m benchmarks.audited [--quick] [--json] [--only greedy] [--prompts 64] [--head FOLDER] [--no-serial]`. Each
-answer is re-derived token by token from one plain forward, and held against what the serial engine says. Two may
-part where two tokens tie; such ties are counted. Ends with status 1 if anything else differs.
+`python -m benchmarks.audited [--quick] [--json] [--only greedy] [--prompts 64] [--tokens 32] [--model FOLDER]
+[--head FOLDER] [--no-serial]`. Each answer is re-derived token by token from one plain forward, and held against what
+the serial engine says. Two may part where two tokens tie; such ties are counted. Ends with status 1 if anything else
+differs.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from benchmarks.ratios import report
 
 LEAVING_SHARE = 0.15
 """Rows whose client goes away before the end."""
+CONTEXT = 1024
+"""Tokens of a row at least."""
 
 
 class Outcome(NamedTuple):
@@ -59,6 +62,7 @@ class Plan:
 @click.option("--prompts", default=64, show_default=True)
 @click.option("--tokens", default=32, show_default=True, help="Of each answer.")
 @click.option("--rows", "width", default=8, show_default=True)
+@click.option("--model", "model_folder", type=click.Path(path_type=Path), help="Else the default model.")
 @click.option("--head", "head_folder", type=click.Path(path_type=Path), help="Else the shipped one.")
 @click.option(
     "--serial/--no-serial", "has_serial", default=True, help="Whether to hold answers against the serial engine."
@@ -71,6 +75,7 @@ def main(
     prompts: int,
     tokens: int,
     width: int,
+    model_folder: Path | None,
     head_folder: Path | None,
     has_serial: bool,
 ) -> None:
@@ -79,7 +84,7 @@ def main(
 
     load_blas()
     plan = Plan(8, 12, 4, has_serial) if quick else Plan(prompts, tokens, width, has_serial)
-    check = Check(plan, head_folder)
+    check = Check(plan, model_folder, head_folder)
     outcomes = {name: check.run(name) for name in ([only] if only else ["greedy", "sampled"])}
     lines = [f"{name:8s} {outcome}" for name, outcome in outcomes.items()]
     report(lines, {name: outcome._asdict() for name, outcome in outcomes.items()}, as_json=as_json)
@@ -90,17 +95,16 @@ def main(
 class Check:
     """The model, its head and the prompts."""
 
-    def __init__(self, plan: Plan, head_folder: Path | None) -> None:
+    def __init__(self, plan: Plan, model_folder: Path | None, head_folder: Path | None) -> None:
         from mtplx_core.models.fetch import default_cache_dir, default_model_dir
         from mtplx_core.models.loader import load_model
         from mtplx_core.mtp.assemble import find_head
 
-        folder = default_model_dir(default_cache_dir(os.environ))
+        folder = model_folder or default_model_dir(default_cache_dir(os.environ))
         self._plan = plan
         self._loaded = load_model(folder)
-        head = find_head(head_folder, self._loaded)
-        assert head is not None, "a head is shipped for this model"
-        self._head = head
+        self._head = find_head(head_folder, self._loaded)
+        self._context = max(CONTEXT, LONGEST + plan.tokens + 1)
         self._writer = PromptWriter(folder)
 
     def run(self, name: str) -> Outcome:
@@ -154,7 +158,7 @@ class Check:
         from mtplx_core.mtp.assemble import build_mtp_engine, usual_depth
 
         rng = np.random.default_rng(2)
-        geometry = Geometry(self._plan.width, 1024, usual_depth(Trunk(self._loaded.model)))
+        geometry = Geometry(self._plan.width, self._context, usual_depth(Trunk(self._loaded.model)))
         engine = build_mtp_engine(self._loaded, geometry, head=self._head)
         waiting, told, left_early, row_cycles = list(rows), {row.row_id: list[int]() for row in rows}, 0, 0
         here: set[str] = set()
@@ -180,7 +184,7 @@ class Check:
         from mtplx_core.engine import Geometry
         from mtplx_core.engines.serial import SerialEngine
 
-        engine = SerialEngine(self._loaded, Geometry(1, 1024))
+        engine = SerialEngine(self._loaded, Geometry(1, self._context))
         told: dict[str, list[int]] = {row.row_id: [] for row in rows}
         for row in rows:
             engine.admit(row)

@@ -100,7 +100,7 @@ class TalkWriter:
 
 
 class PromptWriter:
-    """A question, and before it as many sentences of notes as fit, by a model's own chat template."""
+    """A question, and before it as many sentences of notes as fit, by a model's own chat template if it has one."""
 
     def __init__(self, folder: Path) -> None:
         from transformers import AutoTokenizer
@@ -121,6 +121,8 @@ class PromptWriter:
         return written
 
     def _render(self, text: str) -> tuple[int, ...]:
+        if self._tokenizer.chat_template is None:  # a base model
+            return tuple(self._tokenizer.encode(text))
         messages = [{"role": "system", "content": ""}, {"role": "user", "content": text}]
         ids: Any = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         return tuple(ids)
