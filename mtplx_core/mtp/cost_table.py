@@ -149,11 +149,15 @@ class CostTable:
         return _along(sorted(by_positions.items()), rows * (depth + 1))
 
     def _scale(self, rows: int, depth: int) -> float:
-        """How this machine now compares with the start table, by the nearest width and then depth that was seen."""
-        if not self._seen:
+        """Return how this machine compares with the start table, by the nearest depth that was seen, then width.
+
+        Depth goes first. Where a deep cycle turns out dearer than the table says, shallow ones need not be: were they
+        scaled with it, nothing would ever tell that they cost less.
+        """
+        seen = [(at, width) for width, by_depth in self._seen.items() for at in by_depth]
+        if not seen:
             return 1.0
-        width = min(self._seen, key=lambda width: (abs(width - rows), width))
-        at = min(self._seen[width], key=lambda at: (abs(at - depth), at))
+        at, width = min(seen, key=lambda one: (abs(one[0] - depth), abs(one[1] - rows), one))
         return self._at(self._seen[width][at], at, self._keys(width, None)) / self._start(width, at)
 
 
