@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from typing import ClassVar
 
 import httptools
@@ -15,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from api.errors import ApiError
 from api.openai.formats import error_body
+from broker.connection.connect import keepalive_options
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +28,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
+        _end_when_vanished(transport.get_extra_info("socket"))
         self._is_arriving = self._is_head = True
         self._has_offer = False
         """Whether the head that was read last offers another protocol."""
@@ -111,6 +114,18 @@ class BoundedProtocol(HttpToolsProtocol):
             )
             self.transport.write(head.encode() + body)
         self.transport.close()
+
+
+def _end_when_vanished(connection: socket.socket) -> None:
+    """Have the system ask now and then whether a silent client is still there, and end the connection if not.
+
+    There is no bound on how long data may lie unread: a client may stop reading a stream for as long as it likes.
+    """
+    if connection.family == socket.AF_UNIX:
+        return
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in keepalive_options().items():
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _send_unchunked(cycle: RequestResponseCycle) -> None:

@@ -48,15 +48,18 @@ def connect(url: str, *, blocking: bool = False, connections: int = CONNECTIONS_
     }
     if blocking and not url.startswith("unix:"):
         # A peer that vanished must end a read that waits for ever.
-        options |= {"socket_keepalive": True, "socket_keepalive_options": _keepalive_options()}
+        options |= {"socket_keepalive": True, "socket_keepalive_options": keepalive_options()}
     with reading_url(url):
         pool = WaitingPool.from_url(url, places=connections, **options)
         try_options(pool.connection_class, pool.connection_kwargs)
     return Redis.from_pool(pool)
 
 
-def _keepalive_options() -> dict[int, int]:
-    """A connection whose other end says nothing for `VANISHED_S` ends; the system's own default is two hours."""
+def keepalive_options() -> dict[int, int]:
+    """Return TCP options with which a connection ends once its other end has been silent for `VANISHED_S`.
+
+    The system's own default is two hours.
+    """
     names = ("TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
     values = (VANISHED_S // 2, VANISHED_S // (2 * PROBES), PROBES)
     pairs = zip(names, values, strict=True)

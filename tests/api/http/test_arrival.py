@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
 import logging
-from collections.abc import AsyncIterator
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from broker.connection.connect import keepalive_options
 from tests.api.conftest import api_config, serving, wait_until
 from tests.api.fake import NAME, FakeBackend
 
@@ -115,6 +120,31 @@ async def test_idle_connection_between_requests_is_kept(impatient: int) -> None:
         await reader.readexactly(int(size.partition(b":")[2]))
         await asyncio.sleep(2 * QUICK_S)
     writer.close()
+
+
+async def test_connection_asks_whether_a_silent_client_is_still_there(impatient: int) -> None:
+    """One that vanished, such as a laptop whose lid was closed, would else be waited for without end."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", impatient)
+    writer.write(SIZED + BODY)
+    await reader.readuntil(b"\r\n\r\n")
+
+    with server_side(writer.get_extra_info("sockname")) as connection:
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        for option, value in keepalive_options().items():
+            assert connection.getsockopt(socket.IPPROTO_TCP, option) == value
+    assert 0 < sum(keepalive_options().values()) <= 60
+    writer.close()
+
+
+@contextmanager
+def server_side(client: tuple[str, int]) -> Iterator[socket.socket]:
+    """The server's end of a connection within this process."""
+    for descriptor in map(int, os.listdir("/dev/fd")):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+            if connection.family == socket.AF_INET and connection.getpeername() == client:
+                yield connection
+                return
+    raise AssertionError("no connection of the server's has this client")
 
 
 @pytest.mark.parametrize("head", [SIZED, UPLOAD + b"Content-Length: 999\r\n\r\n"], ids=["json", "upload"])

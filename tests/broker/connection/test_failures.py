@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from typing import Any, cast
 
@@ -10,7 +11,7 @@ import pytest
 from redis._parsers.base import BaseParser
 from redis.exceptions import ConnectionError, OutOfMemoryError, ResponseError
 
-from broker.connection.connect import answered_within, connect, translated
+from broker.connection.connect import answered_within, connect, keepalive_options, translated
 from broker.errors import BrokerConfigError, BrokerDeniedError, BrokerUnavailableError
 
 
@@ -161,3 +162,21 @@ def test_url_that_cannot_be_used_is_refused_without_its_password(url: str) -> No
         connect(url)
 
     assert "secret" not in str(caught.value)
+
+
+async def test_connection_that_waits_for_redis_asks_whether_redis_is_still_there() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1000):
+            writer.write(b"+OK\r\n" * data.count(b"*"))
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        client = connect(f"redis://127.0.0.1:{port}", blocking=True)
+        connection = await client.connection_pool.get_connection()
+        end = connection._writer.get_extra_info("socket")
+
+        assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert all(end.getsockopt(socket.IPPROTO_TCP, name) == value for name, value in keepalive_options().items())
+        await connection.disconnect()
+        await client.aclose()
