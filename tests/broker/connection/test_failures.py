@@ -173,7 +173,8 @@ async def test_connection_that_waits_for_redis_asks_whether_redis_is_still_there
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         client = connect(f"redis://127.0.0.1:{port}", blocking=True)
-        connection = await client.connection_pool.get_connection()
+        pool: Any = client.connection_pool
+        connection = await pool.get_connection()
         end = connection._writer.get_extra_info("socket")
 
         assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
