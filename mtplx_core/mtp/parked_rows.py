@@ -33,7 +33,7 @@ class ParkedRows:
 
     def __init__(self) -> None:
         self.waiting: deque[Prefill] = deque()
-        """In prefill, in the order in which they are fed."""
+        """In prefill, in the order in which they came, offline rows behind all others."""
         self.paused: dict[str, Paused] = {}
         self._returning: dict[str, Paused] = {}
         """Resumed, to be seated by the next step."""

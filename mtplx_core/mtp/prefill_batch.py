@@ -23,6 +23,9 @@ from mtplx_core.mtp.prefix_cache import PrefixCache, first_message
 
 logger = logging.getLogger(__name__)
 
+OLDEST_EVERY = 5
+"""One of so many forwards goes to the prompt that has waited longest."""
+
 
 @dataclass(slots=True)
 class PrefillRound:
@@ -34,6 +37,36 @@ class PrefillRound:
     tokens: int = 0
     shared: int = 0
     """Tokens taken over from another prompt's beginning."""
+
+
+class PrefillOrder:
+    """Which of the waiting prompts is fed next: the one with the fewest tokens left, and now and then the oldest.
+
+    So a long prompt holds a short one up for one forward in `OLDEST_EVERY` and the one under way, and is itself fed in
+    at least one of so many, however many short ones come. Offline rows are fed when no other row waits.
+    """
+
+    def __init__(self) -> None:
+        self._since_oldest = 0
+        """Forwards since the oldest had one."""
+
+    def sort(self, waiting: Sequence[Prefill]) -> list[Prefill]:
+        """Sort prefills, given in the order in which they came, into the order in which they are to be fed."""
+        order = sorted(waiting, key=lambda prefill: (prefill.row.is_offline, prefill.total - prefill.done))
+        if self._since_oldest >= OLDEST_EVERY - 1 and (oldest := _oldest(waiting)) is not None:
+            order.remove(oldest)
+            order.insert(0, oldest)
+        return order
+
+    def count(self, waiting: Sequence[Prefill], fed: Collection[Prefill]) -> None:
+        """Take in that a forward over some of those waiting is about to be fed."""
+        self._since_oldest = 0 if _oldest(waiting) in fed else self._since_oldest + 1
+
+
+def _oldest(waiting: Sequence[Prefill]) -> Prefill | None:
+    """The first that came of the rows that are not offline, or of all where each one is."""
+    under_way = [prefill for prefill in waiting if not prefill.is_done]
+    return next((prefill for prefill in under_way if not prefill.row.is_offline), under_way[0] if under_way else None)
 
 
 class PrefillBatcher:
@@ -51,6 +84,7 @@ class PrefillBatcher:
         self._trunk = trunk
         self._head = head
         self._ends = ends
+        self._order = PrefillOrder()
         self._beginnings = PrefixCache()
         self._shapes = trunk_shapes(trunk)
         # A state must never see another row's padding.
@@ -68,9 +102,15 @@ class PrefillBatcher:
         )
 
     def feed(self, waiting: Sequence[Prefill], *, most: int) -> PrefillRound:
-        """Feed chunks in the order of `waiting` while they come to at most `most` tokens, but one in any case."""
+        """Feed chunks while they come to at most `most` tokens, but one in any case.
+
+        Args:
+            waiting: in the order in which they came.
+            most: tokens, padding included.
+        """
         fed, left = PrefillRound(), most
-        while group := self._next_group(waiting, fed, left, is_first=left == most):
+        while group := self._next_group(self._order.sort(waiting), fed, left, is_first=left == most):
+            self._order.count(waiting, group)
             left -= len(group) * _longest(group)
             self._feed(group, fed)
         return fed

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
+import pytest
 
 from mtplx_core.engine import Row
 from mtplx_core.heads.attached import AttachedHead
 from mtplx_core.models.loader import LoadedModel
 from mtplx_core.models.trunk import Trunk
 from mtplx_core.mtp.prefill import Prefill
-from mtplx_core.mtp.prefill_batch import PrefillBatcher
+from mtplx_core.mtp.prefill_batch import OLDEST_EVERY, PrefillBatcher
 from tests.mtplx_core.heads.layouts import DENSE, loaded_of, tiny
 
 CHUNK = 16
@@ -71,12 +72,12 @@ def test_as_many_go_into_one_forward_as_the_budget_holds(loaded: LoadedModel) ->
 
     fed = feeder.feed(prefills, most=4 * CHUNK + 8)
 
-    # The long one goes alone, chunk by chunk; the last short one finds no room left.
-    assert trunk.shapes == [(2, 11), (1, CHUNK), (1, CHUNK), (1, 7), (1, 5)]
-    assert fed.tokens == 5 + 11 + 39 + 5
-    assert [progress.row_id for progress in fed.progress] == ["a", "b", "c", "c", "c", "a"]
-    feeder.feed(prefills, most=1)
-    assert trunk.shapes[5:] == [(1, 11)]
+    # Four short ones go together, and then the long one alone, of which the second chunk finds no room left.
+    assert trunk.shapes == [(4, 11), (1, CHUNK)]
+    assert fed.tokens == 2 * (5 + 11) + CHUNK
+    assert [progress.row_id for progress in fed.progress] == ["a", "a", "b", "b", "c"]
+    feeder.feed(prefills, most=2 * CHUNK)
+    assert trunk.shapes[2:] == [(1, CHUNK), (1, 7)]
 
 
 def test_row_whose_prefill_fails_does_not_take_the_others_along(loaded: LoadedModel) -> None:
@@ -99,3 +100,48 @@ def test_rows_with_a_recurrent_state_are_fed_one_at_a_time() -> None:
     feeder.feed(prefills, most=10 * CHUNK)
 
     assert trunk.shapes == [(1, 3), (1, 3)]
+
+
+@pytest.mark.parametrize("chunks", [1, 3, 8])
+def test_long_prompt_holds_a_short_one_up_for_two_chunks_at_most(loaded: LoadedModel, chunks: int) -> None:
+    feeder = feeder_of(Trunk(loaded.model))
+    long = feeder.prefill_of(Row("long", tuple(range(200)), 8))
+    short = feeder.prefill_of(Row("short", tuple(range(10, 10 + chunks * CHUNK)), 8))
+    feeder.feed([long], most=CHUNK)
+    feeder.feed([long], most=CHUNK)
+
+    forwards = forwards_until_done(feeder, [long, short], short)
+
+    assert forwards <= chunks + 2
+
+
+def test_long_prompt_is_fed_though_short_ones_never_cease_to_come(loaded: LoadedModel) -> None:
+    feeder = feeder_of(Trunk(loaded.model))
+    long = feeder.prefill_of(Row("long", tuple(range(10 * CHUNK + 1)), 8))
+    waiting, forwards = [long], 0
+    while not long.is_done:
+        waiting = [prefill for prefill in waiting if not prefill.is_done]
+        waiting.append(feeder.prefill_of(Row(f"short {forwards}", tuple(range(CHUNK + 1)), 8)))
+        feeder.feed(waiting, most=1)
+        forwards += 1
+
+    assert forwards <= OLDEST_EVERY * 10
+
+
+def test_prompts_of_offline_rows_wait_for_all_others(loaded: LoadedModel) -> None:
+    feeder = feeder_of(Trunk(loaded.model))
+    offline = feeder.prefill_of(Row("offline", (5, 6, 7), 8, is_offline=True))
+    long = feeder.prefill_of(Row("long", tuple(range(20 * CHUNK)), 8))
+
+    forwards_until_done(feeder, [offline, long], long)
+
+    assert offline.done == 0
+
+
+def forwards_until_done(feeder: PrefillBatcher, waiting: list[Prefill], awaited: Prefill) -> int:
+    """How many forwards of one chunk it takes until a prompt is fed."""
+    forwards = 0
+    while not awaited.is_done:
+        feeder.feed([prefill for prefill in waiting if not prefill.is_done], most=1)
+        forwards += 1
+    return forwards
