@@ -22,7 +22,7 @@ from tests.offline.batch_files import jsonl, line, read, submit, wait_for
 from tests.offline.conftest import WORKER
 from tests.offline.test_text_client import text_of
 
-LINES = 2000
+LINES = 800
 
 
 def stack_of_its_own(*, lease_s: str = "2", step_s: str = "0") -> Stack:

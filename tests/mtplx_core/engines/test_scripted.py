@@ -173,7 +173,7 @@ def test_hang_fault_blocks_in_what_it_was_given() -> None:
 def test_crash_fault_kills_the_process() -> None:
     code = (
         "from mtplx_core.engine import *; from mtplx_core.engines.scripted import *\n"
-        "engine = ScriptedEngine(Geometry(), Script(faults=(Fault('crash'),)))\n"
+        "engine = ScriptedEngine(Geometry(), Script(faults=(ScriptedFault('crash'),)))\n"
         "engine.admit(Row('row', (1,), 3)); engine.step()"
     )
 
