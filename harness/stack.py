@@ -10,9 +10,9 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
-import ssl
 import tempfile
 import threading
 import time
@@ -198,7 +198,7 @@ class Stack:
             process.wait(5)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(5)
+            process.wait(PATIENCE_S)
 
     def api_answers(self, api: str) -> bool:
         try:
