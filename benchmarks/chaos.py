@@ -75,8 +75,13 @@ def main(*, minutes: float, seed: int, quick: bool, as_json: bool) -> None:
     report(lines, findings.result, as_json=as_json)
 
 
-async def run_chaos(*, seconds: float, seed: int, pause_s: float = 2.0, at_once: int = 24) -> Findings:
+async def run_chaos(
+    *, seconds: float, seed: int, pause_s: float = 2.0, at_once: int = 24, step_s: float = 0.01
+) -> Findings:
     """One run, judged.
+
+    Args:
+        step_s: what a decoding step takes; longer ones keep requests as long under way with fewer messages.
 
     Raises:
         TimeoutError: the run itself hangs; says in which phase.
@@ -86,7 +91,7 @@ async def run_chaos(*, seconds: float, seed: int, pause_s: float = 2.0, at_once:
     await proxy.start()
     through_proxy = ("--redis", f"redis://127.0.0.1:{proxy.port}/0")
     lease = ("--lease-s", str(LEASE_S))
-    script = ("--engine", "scripted", "--script-step-s", "0.01", "--script-crash-text", POISON)
+    script = ("--engine", "scripted", "--script-step-s", str(step_s), "--script-crash-text", POISON)
     stack.arguments = {"redis": (), "former": (*through_proxy, *lease)}
     stack.arguments["api"] = (*through_proxy, "--retention-s", str(RETENTION_S), "--redis-connections", "3")
     stack.arguments["worker"] = (*through_proxy, *lease, *script, "--grace-s", "3")

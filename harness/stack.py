@@ -10,12 +10,14 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -28,6 +30,8 @@ from harness.wait import PATIENCE_S
 
 Kind = Literal["redis", "former", "worker", "api", "batcher"]
 READY_S = 180.0
+_POLL_S = 0.05
+"""Each look at a stack takes time from the daemons that it waits for."""
 
 
 class Stack:
@@ -194,14 +198,13 @@ class Stack:
             process.wait(5)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(5)
+            process.wait(PATIENCE_S)
 
     def api_answers(self, api: str) -> bool:
         try:
             headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-            return (
-                httpx.get(f"{self.url_of(api)}/v1/models", headers=headers, timeout=10, verify=False).status_code == 200
-            )
+            reply = httpx.get(f"{self.url_of(api)}/v1/models", headers=headers, timeout=10, verify=no_tls())
+            return reply.status_code == 200
         except httpx.TransportError:
             return False
 
@@ -273,7 +276,13 @@ def wait_until(
     while not is_true():
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {timeout_s} s: {what}\n{on_timeout()}")
-        time.sleep(0.02)
+        time.sleep(_POLL_S)
+
+
+@cache
+def no_tls() -> ssl.SSLContext:
+    """Return the context of a client that meets no certificate; reading the system's takes longer than a call."""
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def _embedded_binary() -> str:

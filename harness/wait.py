@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-POLL_S = 0.005
+POLL_S = 0.01
 PATIENCE_S = 60.0
 """How long an event may take before it counts as hung, on a machine that has far more to do than it can."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,12 @@ load_blas()
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Those that wait for real processes go first: begun last, they would be all that is left to run."""
     items.sort(key=lambda item: not item.nodeid.startswith("tests/system/"))
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules and tests out of each garbage collection from here on; they stay until the end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

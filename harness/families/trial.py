@@ -22,14 +22,12 @@ _STEPS_MAX = 400
 _SEEDED = SamplingParams(temperature=0.8, seed=7)
 
 FIRST_ROWS = (
-    Row("greedy", (10, 20, 30), 22, ignore_eos=True, top_logprobs=0),
-    Row("seeded", tuple(range(40, 59)), 9, _SEEDED, ignore_eos=True, top_logprobs=0),
+    Row("greedy", (10, 20, 30), 15, ignore_eos=True, top_logprobs=0),
+    Row("seeded", tuple(range(40, 59)), 7, _SEEDED, ignore_eos=True, top_logprobs=0),
 )
 LATE_ROWS = {
-    3: Row("late", (70, 71, 72, 73, 70, 71, 72, 73, 70), 14, ignore_eos=True, top_logprobs=0),
-    12: Row(
-        "last", tuple(range(90, 120)), 8, SamplingParams(temperature=0.8, seed=11), ignore_eos=True, top_logprobs=0
-    ),
+    3: Row("late", (70, 71, 72, 73, 70, 71, 72, 73, 70), 9, ignore_eos=True, top_logprobs=0),
+    8: Row("last", tuple(range(90, 120)), 6, SamplingParams(temperature=0.8, seed=11), ignore_eos=True, top_logprobs=0),
 }
 """By the step before which they join; the first to end makes room for the last."""
 ROWS = (*FIRST_ROWS, *LATE_ROWS.values())

@@ -22,6 +22,7 @@ from broker.embedded import server as embedded
 from broker.embedded.server import Layout, Runtime
 from broker.errors import BrokerConfigError
 from harness.stack import wait_until
+from harness.wait import PATIENCE_S
 from tests.console.processes import are_gone, children_of
 
 
@@ -53,7 +54,7 @@ class Server:
     def stop(self) -> None:
         self.client.close()
         self.guard.terminate()
-        self.guard.wait(10)
+        self.guard.wait(PATIENCE_S)
         self.close_pipe()
 
 
@@ -100,7 +101,7 @@ def test_server_ends_when_the_pipe_of_its_guard_closes(server: Server) -> None:
 
     server.close_pipe()
 
-    assert server.guard.wait(10) == 0
+    assert server.guard.wait(PATIENCE_S) == 0
     assert are_gone(pids)
     assert not server.layout.socket.exists()
 
@@ -126,7 +127,7 @@ def test_guard_ends_with_the_status_of_its_server(server: Server) -> None:
 
     os.kill(valkey, signal.SIGKILL)
 
-    assert server.guard.wait(10) == 128 + signal.SIGKILL
+    assert server.guard.wait(PATIENCE_S) == 128 + signal.SIGKILL
 
 
 @pytest.mark.skipif(os.uname().sysname != "Linux", reason="only the Linux kernel tells a child that its parent died")
@@ -160,7 +161,7 @@ def test_owner_ends_a_server_that_outlived_its_up(layout: Layout) -> None:
 
     with embedded.owned(layout):
         assert not embedded.answers(layout)
-    assert orphan.guard.wait(10) == 0
+    assert orphan.guard.wait(PATIENCE_S) == 0
     orphan.stop()
 
 

@@ -255,4 +255,4 @@ def test_child_is_killed_when_it_does_not_end_with_its_parent(tmp_path: Path) ->
 
     child.stdin.close()
 
-    assert child.wait(10) == -signal.SIGKILL
+    assert child.wait(PATIENCE_S) == -signal.SIGKILL

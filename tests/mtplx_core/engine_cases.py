@@ -17,10 +17,10 @@ BATCHED = [name for name in KINDS if name != "serial"]
 
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.9, seed=77)
 NEIGHBOURS = [
-    Row("n0", tuple(range(40, 45)), 30),
-    Row("n1", tuple(range(90, 160)), 50, SamplingParams(temperature=1.35, top_p=0.55, top_k=7, seed=7)),
+    Row("n0", tuple(range(40, 45)), 20),
+    Row("n1", tuple(range(90, 160)), 30, SamplingParams(temperature=1.35, top_p=0.55, top_k=7, seed=7)),
     Row("n2", (5,), 12, SamplingParams(frequency_penalty=1.5, repetition_penalty=1.3)),
-    Row("n3", tuple(range(10, 60)), 40, SamplingParams(temperature=2.0, seed=1, logit_bias=((9, 5.0),))),
+    Row("n3", tuple(range(10, 60)), 24, SamplingParams(temperature=2.0, seed=1, logit_bias=((9, 5.0),))),
 ]
 ROWS = {
     "greedy": Row("row", (10, 20, 30), 24, ignore_eos=True),

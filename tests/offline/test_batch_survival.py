@@ -18,11 +18,12 @@ from console.commands.doctor import judge_daemons
 from console.overview import take_overview
 from harness.scripted import ask
 from harness.stack import Stack, answers, connection, wait_until
+from harness.wait import PATIENCE_S
 from tests.offline.batch_files import jsonl, line, read, submit, wait_for
 from tests.offline.conftest import WORKER
 from tests.offline.test_text_client import text_of
 
-LINES = 2000
+LINES = 800
 
 
 def stack_of_its_own(*, lease_s: str = "2", step_s: str = "0") -> Stack:
@@ -76,18 +77,18 @@ def test_runner_that_was_stopped_past_its_lease_writes_nothing_twice() -> None:
         stack_of_its_own() as stack,
         OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=8) as openai,
     ):
-        batch = submit(openai, jsonl([line(f"line-{i}", max_tokens=20) for i in range(1000)]))
-        wait_for(openai, batch, lambda each: completed(each) >= 150)
+        batch = submit(openai, jsonl([line(f"line-{i}", max_tokens=20) for i in range(500)]))
+        wait_for(openai, batch, lambda each: completed(each) >= 75)
         stack.signal("batcher-0", signal.SIGSTOP)
         stack.start_one("batcher-1")
-        wait_for(openai, batch, lambda each: completed(each) >= 400 or each.status == "completed")
+        wait_for(openai, batch, lambda each: completed(each) >= 200 or each.status == "completed")
         stack.signal("batcher-0", signal.SIGCONT)
 
         ended = wait_for(openai, batch)
 
         names = [each["custom_id"] for each in read(openai, ended.output_file_id)]
-        assert sorted(names) == sorted(f"line-{i}" for i in range(1000))
-        assert ended_requests(stack) == 1000, "a line ran twice"
+        assert sorted(names) == sorted(f"line-{i}" for i in range(500))
+        assert ended_requests(stack) == 500, "a line ran twice"
 
 
 def test_batch_worker_told_to_stop_leaves_its_batch_to_the_next() -> None:
@@ -95,17 +96,17 @@ def test_batch_worker_told_to_stop_leaves_its_batch_to_the_next() -> None:
         stack_of_its_own() as stack,
         OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=8) as openai,
     ):
-        batch = submit(openai, jsonl([line(f"line-{i}", max_tokens=20) for i in range(1000)]))
-        wait_for(openai, batch, lambda each: completed(each) >= 100)
+        batch = submit(openai, jsonl([line(f"line-{i}", max_tokens=20) for i in range(500)]))
+        wait_for(openai, batch, lambda each: completed(each) >= 50)
 
         stack.signal("batcher-0", signal.SIGTERM)
-        status = stack.processes["batcher-0"].wait(10)
+        status = stack.processes["batcher-0"].wait(PATIENCE_S)
         stack.start_one("batcher-1")
 
         ended = wait_for(openai, batch)
         assert status == 0
-        assert completed(ended) == 1000
-        assert ended_requests(stack) == 1000, "a line ran twice"
+        assert completed(ended) == 500
+        assert ended_requests(stack) == 500, "a line ran twice"
 
 
 def test_batch_for_a_model_without_a_worker_waits_and_says_so() -> None:
@@ -114,7 +115,7 @@ def test_batch_for_a_model_without_a_worker_waits_and_says_so() -> None:
     stack.arguments["api"] = ("--lane-grace-s", "0")
     with stack, OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=8) as openai:
         stack.signal("worker-0", signal.SIGTERM)
-        stack.processes["worker-0"].wait(10)
+        stack.processes["worker-0"].wait(PATIENCE_S)
 
         batch = submit(openai, jsonl([line("patient")]))
         waiting = wait_for(openai, batch, lambda each: bool((each.model_extra or {}).get("waits_for")))

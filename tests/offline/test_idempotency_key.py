@@ -135,9 +135,10 @@ async def test_request_outlives_its_listener_and_ends_when_nobody_comes(short_de
     async def has_ended() -> bool:
         return await status_of(client, call_id) == "cancelled"
 
-    await asyncio.sleep(0.3)
-    soon_after = await status_of(client, call_id)
-    await wait_until(has_ended, "the request was cancelled")
+    with short_detach.engines_held():
+        await asyncio.sleep(0.3)
+        soon_after = await status_of(client, call_id)
+        await wait_until(has_ended, "the request was cancelled")
     cause = await client.commands.hget(keys.state(call_id), "cancel")
     await client.close()
 
@@ -146,14 +147,14 @@ async def test_request_outlives_its_listener_and_ends_when_nobody_comes(short_de
 
 
 async def test_request_goes_on_for_whoever_asks_again_in_time(short_detach: Stack) -> None:
-    asked = body("comes back", max_tokens=1500, stream=True)
+    asked = body("comes back", max_tokens=2000, stream=True)
     async with httpx.AsyncClient(base_url=short_detach.url, timeout=60) as http:
         async with http.stream("POST", PATH, json=asked, headers=named("key-6")) as stream:
             await anext(stream.aiter_lines())
 
         again = await http.post(PATH, json=asked | {"stream": False}, headers=named("key-6"))
 
-    assert again.json()["choices"][0]["text"] == text_of(ask("comes back", 1500).expected)
+    assert again.json()["choices"][0]["text"] == text_of(ask("comes back", 2000).expected)
 
 
 async def test_key_of_a_cancelled_request_is_free_again(short_detach: Stack) -> None:
@@ -173,9 +174,9 @@ async def test_key_of_a_cancelled_request_is_free_again(short_detach: Stack) -> 
 
 @pytest.fixture(scope="module")
 def short_detach() -> Iterator[Stack]:
-    """A stack that gives detached requests two seconds, with an engine that takes longer for 1500 tokens."""
+    """A stack that gives detached requests some seconds, with an engine that takes longer for 2000 tokens."""
     stack = Stack(workers=1)
     stack.arguments["worker"] = ("--engine", "scripted", "--script-step-s", "0.003")
-    stack.arguments["api"] = ("--detach-s", "2")
+    stack.arguments["api"] = ("--detach-s", "5")
     with stack:
         yield stack

@@ -10,7 +10,7 @@ import httpx
 from harness.announcements import body_of
 from harness.stack import Stack
 
-CALLS = 300
+CALLS = 200
 
 
 async def test_every_call_of_a_burst_is_answered() -> None:

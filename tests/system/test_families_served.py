@@ -26,7 +26,7 @@ REFUSED = "phi3small"
 """mlx-lm adds its mask to the scores as a number, so prompts are not causal and no two ways of running it agree."""
 PROMPTS = ([10, 20, 30], list(range(40, 59)), [70, 71, 72, 73, 70, 71])
 ANSWER_TOKENS = 12
-_WORKER = ("--max-context-tokens", "64", "--decode-batch-max", "4")
+_WORKER = ("--max-context-tokens", "64", "--decode-batch-max", "4", "--depth", "3")
 
 
 @pytest.fixture(scope="module")

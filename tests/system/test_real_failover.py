@@ -21,7 +21,7 @@ from mtplx_core.sampling.audit import audit
 from tests.system.breaking import until_async
 
 MODEL = "smollm2-135m"
-LENGTH, KILLED_AT = 200, 30
+LENGTH, KILLED_AT = 80, 8
 LEASE_S = "2"
 QUESTION = "Tell me a long story about a fox and a dog."
 SAMPLINGS = (SamplingParams(), SamplingParams(temperature=0.8, top_p=0.95, seed=11))
@@ -55,7 +55,7 @@ async def test_answers_are_the_samplers_own_when_their_worker_is_killed_in_mid_s
         async def have_begun() -> bool:
             return min([await client.commands.strlen(keys.log(each)) for each in ids]) >= KILLED_AT * 4
 
-        await until_async(have_begun, "both have thirty tokens")
+        await until_async(have_begun, "both have some tokens")
         real_pair.start_one("worker-1")
         real_pair.kill("worker-0")
         answers = await asyncio.gather(*asked)

@@ -12,7 +12,7 @@ from harness.balancer import Balancer
 from harness.stack import Stack, wait_until
 
 LENGTHS = (1, 20, 60, 200)
-CLIENTS = 10
+CLIENTS = 6
 ENDS_WITHIN_S = 60.0
 
 

@@ -19,6 +19,7 @@ from api.text.chat_template import ChatTemplate
 from api.text.conversation import LONG_CONVERSATION, LONG_TEXT
 from api.text.detokenizer import TokenizerText
 from api.text.tokenizers import Bundle
+from harness.wait import PATIENCE_S
 from tests.api.fake import CONTEXT, NAME, TEMPLATE, card, tokenizer_files
 
 LONGEST_TOKEN = "<|endoftext|>"
@@ -179,7 +180,7 @@ async def test_other_tasks_have_their_turns_while_a_long_conversation_is_rendere
     seen = []
 
     def clock() -> datetime.datetime:
-        seen.append(had_turn.wait(5))
+        seen.append(had_turn.wait(PATIENCE_S))
         return datetime.datetime(2026, 1, 2)
 
     template = ChatTemplate("{{ strftime_now('%Y') }}", {}, clock=clock)

@@ -42,7 +42,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(steps=STEPS, seed=st.integers(0, 2**32 - 1))
 def test_rows_hold_what_plain_caches_hold_after_any_acceptance_and_parking(steps: list[Step], seed: int) -> None:
     rng = np.random.default_rng(seed)

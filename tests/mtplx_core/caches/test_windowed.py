@@ -104,7 +104,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(steps=STEPS)
 def test_every_position_sees_its_window_after_any_acceptance_parking_and_moving(steps: list[Step]) -> None:
     rows = Rows(new_cache())

@@ -47,7 +47,7 @@ def rows_of(sampling: SamplingParams) -> list[Row]:
     """All of them end some windows behind where they begin."""
     prompts = [(5,), LOOPING, tuple(range(20, 91))]
     return [
-        Row(f"r{index}", prompt, 40 + 7 * index, replace(sampling, seed=index), ignore_eos=True)
+        Row(f"r{index}", prompt, 24 + 4 * index, replace(sampling, seed=index), ignore_eos=True)
         for index, prompt in enumerate(prompts)
     ]
 
@@ -102,7 +102,7 @@ def test_rows_that_join_and_leave_say_what_serial_says(loaded: LoadedModel) -> N
     assert_audited(loaded, rows, heard)
 
 
-@pytest.mark.parametrize("committed", [1, 15, 33])
+@pytest.mark.parametrize("committed", [1, 10, 21])
 def test_row_continued_on_another_worker_says_what_serial_says(loaded: LoadedModel, committed: int) -> None:
     row = rows_of(SAMPLED)[1]
     first = engine_of(loaded, 2, head=foreseeing(loaded, [row]))
@@ -147,7 +147,7 @@ def test_row_that_is_paused_for_long_goes_on_where_it_was(loaded: LoadedModel, o
     def pause(step: int) -> None:
         if step == 9:
             engine.pause("r2")
-        if step == 20:
+        if step == 14:
             engine.resume("r2")
 
     heard = run(engine, rows, before_step=pause)

@@ -25,6 +25,18 @@ class Killed(Exception):
     """Stands for the end of the process."""
 
 
+@pytest.fixture(scope="module")
+def whole(counter: LoadedModel, states: Path, tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+    """A training that nothing disturbed."""
+    trainer = trainer_in(tmp_path_factory.mktemp("whole"), counter, states)
+    trainer.train(on_step=lambda step: None)
+    return trainer
+
+
+def trainer_in(folder: Path, counter: LoadedModel, states: Path) -> Trainer:
+    return Trainer(Trunk(counter.model), states, folder, recipe=RECIPE, hold_out=HoldOut())
+
+
 def test_collecting_asks_only_what_has_no_answer_when_it_goes_on(
     counter: LoadedModel, prompts: list[TrainingPrompt], tmp_path: Path
 ) -> None:
@@ -52,20 +64,17 @@ def test_recording_leaves_whole_shards_alone_when_it_goes_on(
     assert [file.name for file in shard_files(tmp_path)] == [file.name for file in shard_files(states)]
 
 
-def test_training_ends_the_same_when_it_was_killed_between(counter: LoadedModel, states: Path, tmp_path: Path) -> None:
-    def run(folder: Path) -> Trainer:
-        return Trainer(Trunk(counter.model), states, folder, recipe=RECIPE, hold_out=HoldOut())
-
+def test_training_ends_the_same_when_it_was_killed_between(
+    counter: LoadedModel, states: Path, whole: Trainer, tmp_path: Path
+) -> None:
     def kill(step: Step) -> None:
         if step.number == 6:
             raise Killed
 
-    whole = run(tmp_path / "whole")
-    whole.train(on_step=lambda step: None)
     with pytest.raises(Killed):
-        run(tmp_path / "killed").train(on_step=kill)
+        trainer_in(tmp_path, counter, states).train(on_step=kill)
 
-    resumed = run(tmp_path / "killed")
+    resumed = trainer_in(tmp_path, counter, states)
     resumed.train(on_step=lambda step: None)
 
     assert mx.array_equal(resumed.head.fc.weight, whole.head.fc.weight)
@@ -73,17 +82,11 @@ def test_training_ends_the_same_when_it_was_killed_between(counter: LoadedModel,
 
 
 def test_training_that_was_told_to_stop_can_be_saved_and_goes_on(
-    counter: LoadedModel, states: Path, tmp_path: Path
+    counter: LoadedModel, states: Path, whole: Trainer, tmp_path: Path
 ) -> None:
-    def run(folder: Path) -> Trainer:
-        return Trainer(Trunk(counter.model), states, folder, recipe=RECIPE, hold_out=HoldOut())
-
-    whole = run(tmp_path / "whole")
-    whole.train(on_step=lambda step: None)
-
-    first = run(tmp_path / "parts")
+    first = trainer_in(tmp_path, counter, states)
     first.train(on_step=lambda step: None, steps=5)
-    second = run(tmp_path / "parts")
+    second = trainer_in(tmp_path, counter, states)
     second.train(on_step=lambda step: None)
 
     assert (first.is_finished, first.points[-1].step) == (False, 5)
@@ -94,8 +97,7 @@ def test_training_that_was_told_to_stop_can_be_saved_and_goes_on(
 def test_training_refuses_a_folder_with_a_run_of_another_recipe(
     counter: LoadedModel, states: Path, tmp_path: Path
 ) -> None:
-    trainer = Trainer(Trunk(counter.model), states, tmp_path, recipe=RECIPE, hold_out=HoldOut())
-    trainer.train(on_step=lambda step: None)
+    trainer_in(tmp_path, counter, states).train(on_step=lambda step: None, steps=5)
     other = Recipe(epochs=2, positions=512, draft_vocabulary=62)
 
     with pytest.raises(ForgeError, match="another recipe"):

@@ -71,7 +71,7 @@ def build(loaded: LoadedModel, head: QwenHead) -> Iterator[Callable[[], Engine]]
 def rows_of(loaded: LoadedModel, sampling: SamplingParams) -> list[Row]:
     """Questions of 8 to 90 tokens, as the chat template would put them."""
     return [
-        Row(f"r{index}", prompt_of(question), 40 + 9 * index, replace(sampling, seed=index), ignore_eos=True)
+        Row(f"r{index}", prompt_of(question), 24 + 5 * index, replace(sampling, seed=index), ignore_eos=True)
         for index, question in enumerate(QUESTIONS)
     ]
 

@@ -28,6 +28,7 @@ from tests.mtplx_core.mtp.conftest import random_head
 GEOMETRY = Geometry(decode_batch_max=4, max_context_tokens=200, depth=7, prefill_chunk_tokens=16)
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.9, seed=77)
 LOOPING = tuple(range(40, 48)) * 3
+MIXED = (0, 2, 0, 0, 7, 1)
 POISON = 200
 
 
@@ -57,13 +58,16 @@ def engine_of(
 def rows_of(*, sampling: SamplingParams) -> list[Row]:
     prompts = [(5,), LOOPING, tuple(range(100, 171)), (9, 8)]
     return [
-        Row(f"r{index}", prompt, 40 + 7 * index, replace(sampling, seed=index), ignore_eos=True)
+        Row(f"r{index}", prompt, 24 + 4 * index, replace(sampling, seed=index), ignore_eos=True)
         for index, prompt in enumerate(prompts)
     ]
 
 
-@pytest.mark.parametrize("depths", [(0,), (1,), (7,), (0, 2, 0, 0, 7, 1), (0,) * 20 + (2,)], ids=str)
-@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    ("sampling", "depths"),
+    [*((SAMPLED, depths) for depths in [(0,), (1,), (7,), MIXED, (0,) * 20 + (2,)]), (SamplingParams(), MIXED)],
+    ids=lambda value: str(value) if isinstance(value, tuple) else "greedy" if value.is_greedy else "sampled",
+)
 @pytest.mark.parametrize("has_head", [False, True], ids=["lookup", "head"])
 def test_engine_passes_the_audit_at_every_depth_schedule(
     loaded: LoadedModel, head: AttachedHead, depths: tuple[int, ...], sampling: SamplingParams, has_head: bool
@@ -181,7 +185,7 @@ def test_paused_row_is_counted_in_the_memory_that_caches_take(loaded: LoadedMode
 
     counted = engine.snapshot()["kv_bytes"]
 
-    assert 0 < counted <= engine.row_bytes(71 + 54)
+    assert 0 < counted <= engine.row_bytes(71 + 32)
 
 
 def test_engine_frees_its_caches_when_the_last_row_has_left(loaded: LoadedModel, head: AttachedHead) -> None:
@@ -207,14 +211,14 @@ def test_engine_frees_its_caches_when_its_only_row_is_discarded(loaded: LoadedMo
 
 def test_row_bytes_are_at_least_what_a_row_takes(loaded: LoadedModel, head: AttachedHead) -> None:
     engine = engine_of(loaded, 3, head=head)
-    row = Row("row", tuple(range(100)), 100, ignore_eos=True)
+    row = Row("row", tuple(range(100)), 40, ignore_eos=True)
     engine.admit(row)
     most = 0
     while engine.active_rows:
         engine.step()
         most = max(most, engine.snapshot()["kv_bytes"])
 
-    assert 0 < most <= engine.row_bytes(200)
+    assert 0 < most <= engine.row_bytes(140)
 
 
 def test_step_that_raises_leaves_an_engine_that_says_it_is_dead(loaded: LoadedModel) -> None:

@@ -15,8 +15,8 @@ from tests.mtplx_core.mtp.tables import Tables, Tokens, plain_tokens, random_tab
 
 TOKENS = 8
 MAX_DEPTH = 4
-BATCHES = [(12_000, False)] * 8 + [(2_000, True)] * 2
-"""(tables, whether some have penalties, whose counts are kept row by row): 100,000 in all."""
+BATCHES = [(3_000, False)] * 8 + [(1_000, True)] * 2
+"""(tables, whether some have penalties, whose counts are kept row by row): 26,000 in all."""
 
 
 def random_drafts(rng: np.random.Generator, plain: Tokens, positions: Tokens, *, depth: int, vocab: int) -> Tokens:

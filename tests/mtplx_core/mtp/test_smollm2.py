@@ -28,7 +28,7 @@ def test_answers_pass_the_audit_while_rows_join_and_leave_at_random(
 ) -> None:
     rng = np.random.default_rng(5)
     rows = [
-        Row(f"r{index}", chat_prompt(smollm2, question), int(rng.integers(6, 18)), sampling, ignore_eos=True)
+        Row(f"r{index}", chat_prompt(smollm2, question), int(rng.integers(5, 11)), sampling, ignore_eos=True)
         for index, question in enumerate(QUESTIONS)
     ]
     engine = build_engine(SchedulerMode.MTP_BATCH, smollm2, geometry=GEOMETRY)
